@@ -1,0 +1,138 @@
+"""The one module that knows every concrete class: from a RunSpec to the parts of a run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trimtab import policy as policies
+from trimtab.batch import Batch, Sample, pack
+from trimtab.folder import RunFolder, StatusTracker
+from trimtab.protocol import Policy, Rollout, Task, Tokenizer, Tracker
+from trimtab.recording import write_rollouts
+from trimtab.rollout.probe import probe, verdict
+from trimtab.spec import Engine, RunSpec, TaskName, TaskSpec, TrackerName
+from trimtab.task import make_task, stop_text
+from trimtab.task.arithmetic import ArithmeticTask
+from trimtab.track import ConsoleTracker, JsonlTracker, Trackers, setup_progress
+from trimtab.train.loop import Parts
+
+
+def warmup_examples(spec: RunSpec) -> Callable[[random.Random], tuple[str, str]]:
+    """Draws (prompt, answer) pairs for the tiny model's warm-up: of the run's task if it is arithmetic, else of sums."""
+    task = spec.task if spec.task.name is TaskName.arithmetic else TaskSpec()
+    pairs = ArithmeticTask(task).examples()
+    return lambda draw: draw.choice(pairs)
+
+
+def make_rollout(spec: RunSpec, folder: Path, device: torch.device) -> Rollout:
+    """The engine, with the initial weights."""
+    match spec.rollout.engine:
+        case Engine.vllm:
+            from trimtab.rollout.vllm import VllmEngine
+
+            return VllmEngine(folder, spec.rollout)
+        case Engine.transformers:
+            from trimtab.rollout.transformers import TransformersEngine
+
+            return TransformersEngine(folder, spec.rollout, spec.mismatch, device)
+        case Engine.replay:
+            from trimtab.rollout.replay import ReplayEngine
+
+            return ReplayEngine(Path(str(spec.rollout.path)))
+
+
+def make_tracker(spec: RunSpec, folder: RunFolder) -> Tracker:
+    """metrics.jsonl first: it is the truth; what comes after may fail."""
+    trackers: list[Tracker] = [JsonlTracker(), StatusTracker(folder, spec.steps), ConsoleTracker(spec.steps)]
+    match spec.tracker.name:
+        case TrackerName.file:
+            pass
+        case TrackerName.wandb:
+            from trimtab.track.wandb import WandbTracker
+
+            trackers.append(WandbTracker(spec.tracker))
+    return Trackers(trackers)
+
+
+def stop_ids(spec: RunSpec, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Ids that end a response: the model's own, and those whose text holds the task's stop text."""
+    text = stop_text(spec.task)
+    return tuple(sorted({*tokenizer.end_ids, *(tokenizer.ids_containing(text) if text else ())}))
+
+
+@dataclass(frozen=True)
+class HandOverProbe:
+    """Scores a few responses of the last rollout in both engines at T=1 (``protocol.Probe``)."""
+
+    sequences: int
+    bound: float
+
+    def __call__(self, policy: Policy, rollout: Rollout, samples: Sequence[Sample]) -> dict[str, float]:
+        chosen = [sample for sample in samples if sample.ids][: self.sequences]
+        engine = rollout.score([(*sample.prompt.ids, *sample.ids) for sample in chosen]) if chosen else None
+        if engine is None:
+            return {}
+        batch = pack(chosen, [0] * len(chosen), [0.0] * len(chosen))
+        with torch.no_grad():
+            logp_N = policy.score(batch).logp_N.cpu()
+        trainer = [row.tolist() for row in logp_N.split(batch.length_B.tolist())]
+        responses = [row[-len(sample.ids) :] for row, sample in zip(engine, chosen, strict=True)]
+        result = probe(responses, trainer)
+        verdict(result, self.bound)
+        return {"train/probe_mean_abs": result.mean_abs, "train/probe_max_abs": result.max_abs}
+
+
+@dataclass(frozen=True)
+class ParquetRecorder:
+    """Writes ``rollouts/step_<n>.parquet`` (``protocol.Recorder``)."""
+
+    folder: Path
+    temperature: float
+
+    def __call__(
+        self,
+        step: int,
+        samples: Sequence[Sample],
+        texts: Sequence[str],
+        batch: Batch,
+        advantage_B: Tensor,
+        proximal_N: Tensor | None,
+    ) -> None:
+        rows = None if proximal_N is None else [row.tolist() for row in proximal_N.split(batch.length_B.tolist())]
+        write_rollouts(
+            self.folder / f"step_{step:08d}.parquet",
+            step,
+            samples,
+            batch.reward_B.tolist(),
+            advantage_B.tolist(),
+            rows,
+            batch.group_B.tolist(),
+            texts,
+            self.temperature,
+        )
+
+
+def make_parts(spec: RunSpec, folder: RunFolder, tracker: Tracker, stack: ExitStack) -> Parts:
+    """All parts of a run; the engine's memory is freed when ``stack`` closes."""
+    task: Task = make_task(spec.task)  # first: its faults show at once
+    with setup_progress("preparing the model") as progress:
+        model = policies.prepare(spec.policy, examples=warmup_examples(spec), progress=progress)
+    policy = policies.load(model, spec.policy, keep_reference=spec.loss.kl_coef != 0.0)
+    rollout = make_rollout(spec, model, policies.device_of(spec.policy.device))
+    stack.callback(rollout.close)
+    return Parts(
+        policy=policy,
+        rollout=rollout,
+        task=task,
+        tracker=tracker,
+        probe=HandOverProbe(spec.rollout.probe_sequences, spec.rollout.probe_bound or 0.0),
+        record=ParquetRecorder(folder.rollouts, spec.rollout.temperature),
+        stop_ids=stop_ids(spec, policy.tokenizer),
+    )

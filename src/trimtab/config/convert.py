@@ -1,0 +1,80 @@
+"""Between OmegaConf, the frozen ``RunSpec``, and the plain dict that ``config.yaml`` holds."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Mapping, TypeVar, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from trimtab.config.schema import twin
+from trimtab.errors import ConfigError
+from trimtab.spec import RunSpec
+
+T = TypeVar("T")
+
+
+def to_spec(config: DictConfig) -> RunSpec:
+    """The frozen spec of a composed config, interpolations resolved."""
+    plain = OmegaConf.to_container(config, resolve=True, enum_to_str=False)
+    return _build(RunSpec, plain, "")
+
+
+def _build(frozen: type[T], values: Any, prefix: str) -> T:
+    hints = get_type_hints(frozen)
+    names = [f.name for f in fields(frozen)]  # type: ignore[arg-type]
+    for name in values:  # Hydra adds with + and deletes with ~ what the schema would refuse
+        if name not in names:
+            raise ConfigError(f"{prefix}{name} is no option (added with +?); allowed: {', '.join(names)}; leave it out")
+    for name in names:
+        if name not in values:
+            raise ConfigError(f"{prefix}{name} is missing (deleted with ~?); every option has a value; leave ~ out")
+    made = {
+        name: _build(hints[name], values[name], f"{prefix}{name}.") if is_dataclass(hints[name]) else values[name]
+        for name in names
+    }
+    return frozen(**made)
+
+
+def to_dict(spec: RunSpec) -> dict[str, Any]:
+    """A plain dict (enums by name) that YAML and JSON can hold; ``from_dict`` is its inverse."""
+    made: dict[str, Any] = _plain(spec)
+    return made
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def from_dict(values: Mapping[str, Any]) -> RunSpec:
+    """The spec of a plain dict, checked against the schema; keys left out take their defaults."""
+    return to_spec(OmegaConf.merge(OmegaConf.structured(twin(RunSpec)), dict(values)))  # type: ignore[arg-type]
+
+
+def to_yaml(spec: RunSpec) -> str:
+    """Text of ``config.yaml``."""
+    return OmegaConf.to_yaml(OmegaConf.create(to_dict(spec)))
+
+
+def read_yaml(path: Path) -> RunSpec:
+    """The spec that a ``config.yaml`` holds; ConfigError when it is missing or isn't one."""
+    try:
+        loaded = OmegaConf.to_container(OmegaConf.load(path))
+        if not isinstance(loaded, dict):
+            raise ConfigError(f"{path} holds a {type(loaded).__name__}; a run's config.yaml holds a mapping of options")
+        return from_dict({str(k): v for k, v in loaded.items()})
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no {path}; give the config.yaml of a run folder") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{path} is no config of a run: {error}") from error

@@ -1,0 +1,123 @@
+"""What is wrong with a set of overrides, in words: closest key, allowed values, the override that mends it."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from traceback import walk_tb
+from typing import Any, Callable, Dict, List, Sequence
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from trimtab.config.groups import choices, group_names
+from trimtab.config.keys import Option, options, sections, written
+from trimtab.config.schema import twin
+from trimtab.spec import RunSpec
+
+# What Hydra raises for a config it refuses; ValueError for veto=1e-4 or veto=null, which are no names of choices.
+COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError, AssertionError)
+
+
+def explain(error: Exception, overrides: Sequence[str], sweep: bool = False) -> str:
+    """One line for each override that is wrong; Hydra's own words when none of them is (a fault in a yaml file).
+
+    ``sweep``: several values for a key are allowed.
+    """
+    found = [line for text in overrides for line in _judge(text, sweep)]
+    if found:
+        return "\n".join(found)
+    cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
+    return f"{error}{cause}"
+
+
+def raised_in(function: Callable[..., Any], error: BaseException) -> bool:
+    """Whether ``error`` came out of ``function``, and not out of Hydra around it."""
+    return any(frame.f_code is function.__code__ for frame, _ in walk_tb(error.__traceback__))
+
+
+def typed_overrides() -> tuple[list[str], bool]:
+    """The overrides on the command line, and whether they make a sweep."""
+    args = get_args_parser().parse_args()
+    return args.overrides, args.multirun or any(text.startswith("sweep=") for text in args.overrides)
+
+
+def _judge(text: str, sweep: bool) -> list[str]:
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        reason = str(error).splitlines()[0]
+        return [f"{text}: not an override ({reason}); write KEY=VALUE, and quote what has spaces or brackets"]
+    key = override.key_or_group
+    if key.split("/")[0].split(".")[0] == "hydra" or override.is_delete():
+        return []
+    if override.is_sweep_override() and not sweep:
+        return [f"{text}: several values make a sweep; add -m to run all of them, or put [] around a list"]
+    if override.is_choice_sweep():
+        return [line for value in override.sweep_string_iterator() for line in _judge(f"{key}={value}", sweep)]
+    if override.is_sweep_override():
+        return []
+    if key in group_names():
+        return _choice(key, override.value())
+    option = options().get(key)
+    return _unknown(key) if option is None else _value(option, override.value(), override.is_add())
+
+
+def _choice(group: str, value: Any) -> list[str]:
+    allowed = choices(group)
+    if value is not None and str(value) in allowed:
+        return []
+    close = get_close_matches(str(value), allowed, 1, 0.3) or list(allowed)
+    line = f"{group}={written(value)} is refused; allowed: {', '.join(allowed)}; for example {group}={close[0]}"
+    if group == "veto" and isinstance(value, float):
+        line += f" (any other number: mis.rs_veto_threshold={written(value)})"
+    return [line]
+
+
+def _value(option: Option, value: Any, added: bool) -> list[str]:
+    key, given = option.key, written(value)
+    if isinstance(value, dict) and not added:
+        first = next(iter(value), "name")
+        return [f"{key}={given} is refused; allowed: +{key}.NAME=VALUE for each; for example +{key}.{first}=1"]
+    try:
+        OmegaConf.update(OmegaConf.structured(twin(RunSpec)), key, value)
+        return []
+    except OmegaConfBaseException:
+        allowed = ", ".join(option.choices) or KINDS.get(str(option.type), str(option.type))
+    if option.optional:
+        allowed += " or null"
+    if option.choices:
+        example = (get_close_matches(given, option.choices, 1, 0.3) or [written(option.default)])[0]
+    else:
+        example = written(option.default) if option.default is not None else EXAMPLES[option.type]
+    return [f"{key}={given} is refused; allowed: {allowed}; for example {key}={example}"]
+
+
+KINDS = {
+    str(bool): "true, false",
+    str(int): "a whole number",
+    str(float): "a number",
+    str(str): "a text",
+    str(List[float]): "a list of numbers",
+    str(List[str]): "a list of texts",
+    str(Dict[str, Any]): "names and values",
+}
+EXAMPLES = {float: "1.0", str: "text"}
+
+
+def _unknown(key: str) -> list[str]:
+    node, _, name = key.rpartition(".")
+    everything = [*options(), *group_names()]
+    close = get_close_matches(key, everything, 3, 0.6)
+    close += [k for k in options() if k.rpartition(".")[2] == name and k not in close][:3]
+    hint = f"; did you mean {' or '.join(close)}?" if close else "."
+    if node in sections():
+        allowed = ", ".join(k.partition(".")[2] for k in options() if k.startswith(node + "."))
+        return [f"{key} is no option{hint} {node} has: {allowed}"]
+    if key in sections():
+        first = next(k for k in options() if k.startswith(key + "."))
+        return [f"{key} is a section, not an option; set its keys, such as {first}=…"]
+    tops = ", ".join([*(k for k in options() if "." not in k), *sections()])
+    return [f"{key} is no option and no group{hint} Options: {tops}. Groups: {', '.join(group_names())}"]

@@ -1,0 +1,82 @@
+"""The tables of ``python -m run --help``, made from ``spec.py`` and the folders of conf/."""
+
+from __future__ import annotations
+
+from omegaconf import OmegaConf
+
+from trimtab.config.groups import CONF, choices, group_names
+from trimtab.config.keys import Option, options, written
+
+KEYS = (
+    "seed", "steps", "run_dir", "resume", "algo.metrics_only",
+    "mis.tis_mode", "mis.tis_level", "mis.tis_lower_bound", "mis.tis_upper_bound", "mis.tis_batch_normalize",
+    "mis.use_rs", "mis.rs_level", "mis.rs_lower_bound", "mis.rs_upper_bound", "mis.rs_veto_threshold",
+    "loss.clip_low", "loss.clip_high", "loss.aggregate", "loss.denominator", "loss.reject_terms", "loss.kl_coef",
+    "rollout.batch_size", "rollout.group_size", "rollout.max_tokens", "rollout.temperature", "rollout.dtype",
+    "policy.path", "policy.dtype", "policy.device", "task.difficulty", "task.path",
+    "optim.lr", "optim.epochs", "optim.minibatches", "evaluation.every", "checkpoint.every",
+)  # fmt: skip
+
+
+TEXT = """\
+trimtab trains a language model with GRPO and corrects the gap between the policy that sampled
+(the rollout engine) and the policy that is trained.
+
+python -m run [GROUP=CHOICE | KEY=VALUE]...      one run
+python -m run -m GROUP=A,B seed=0,1,2            a sweep: every combination
+
+Groups (* is the default; a comment in conf/GROUP/CHOICE.yaml says what a choice does)
+{groups}
+
+Keys used most (all of them with their values: python -m run --cfg job)
+{keys}
+
+Examples
+  python -m run                                            the default: tiny model, vLLM, token weights
+  python -m run algo=decoupled level=geometric rs=geometric veto=at_1e-4 seed=1
+  python -m run preset=miles/default mis.tis_upper_bound=3
+  python -m run policy=smollm2 rollout=transformers rollout.batch_size=32 steps=50
+  python -m run debug=smoke algo=bypass run_dir=/tmp/try   two small steps: does it run?
+  python -m run sweep=levels                               a study of sweeps/
+
+Files, in run_dir (default runs/<time>_<algo>_<hash>; in a sweep multirun/<time>/<number>)
+  config.yaml overrides.yaml   what ran, resolved, and what was typed
+  metrics.jsonl summary.json   one object a step; the end
+  status.json                  running | completed | failed | preempted, and the error
+  rollouts/ checkpoints/       Parquet every rollout.record_every steps; resume=auto continues
+
+Exit code: 0 done, 1 failed, 2 refused (a wrong config), 75 preempted (resume=auto goes on).
+Flags: -m (sweep), --cfg job (print the config), --info defaults-tree (where values come from), --hydra-help
+"""
+
+
+def text() -> str:
+    """What ``python -m run --help`` prints; Hydra's own help takes a second longer to list the groups."""
+    return TEXT.format(groups=groups_table(), keys=keys_table())
+
+
+def groups_table() -> str:
+    """One line a group: its name and choices, a star at the default."""
+    defaults = _defaults()
+    lines = []
+    for group in sorted(group_names(), key=lambda g: list(defaults).index(g)):
+        names = (f"{name}*" if name == defaults[group] else name for name in choices(group))
+        lines.append(f"  {group:10} {' '.join(names)}")
+    return "\n".join(lines)
+
+
+def keys_table() -> str:
+    """One line a key: name, default, help and what an enum takes."""
+    return "\n".join(_line(options()[key]) for key in KEYS)
+
+
+def _line(option: Option) -> str:
+    default = "-" if option.default in (None, "") else written(option.default)
+    takes = f" ({' | '.join(option.choices)})" if option.choices else ""
+    return f"  {option.key:25} {default:11} {option.help}{takes}"
+
+
+def _defaults() -> dict[str, str]:
+    entries = OmegaConf.to_object(OmegaConf.select(OmegaConf.load(CONF / "config.yaml"), "defaults"))
+    assert isinstance(entries, list)
+    return {k: v for entry in entries if not isinstance(entry, str) for k, v in entry.items()}

@@ -1,0 +1,98 @@
+"""The log-ratio numerator minus rollout on the tokens that count, with missing and infinite ones told apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from trimtab.correction.rows import Rows
+from trimtab.errors import DataError
+
+LOG_RATIO_CLAMP = 20.0
+"""Largest |log-ratio| of a weight, in nats, applied after aggregating to the weight's level."""
+
+
+@dataclass(frozen=True)
+class LogRatio:
+    """d = numerator - rollout at the M tokens whose mask is set, in nats, in the inputs' dtype.
+
+    ``log_ratio_M`` is 0 where the rollout log-prob is missing, +-inf where catastrophic, never NaN.
+    ``at_M`` holds the tokens' flat positions among ``tokens`` N, None if they are all there.
+    ``missing_M`` and ``infinite_M`` are None when there are none.
+    """
+
+    rows: Rows
+    tokens: int
+    at_M: Tensor | None
+    numerator_M: Tensor
+    log_ratio_M: Tensor
+    missing_M: Tensor | None = None
+    infinite_M: Tensor | None = None
+
+    @cached_property
+    def sum_B(self) -> Tensor:
+        """Σd of each row, float64; an undefined one (inf - inf) counts as -inf."""
+        sum_B = self.rows.sum(self.log_ratio_M)
+        return sum_B.where(~sum_B.isnan(), -torch.inf)
+
+    def scatter(self, x_M: Tensor, default: float | bool) -> Tensor:
+        """Lay values of the M tokens out over all N, ``default`` elsewhere."""
+        if self.at_M is None:
+            return x_M
+        x_N = torch.full((self.tokens,), default, dtype=x_M.dtype)
+        x_N[self.at_M] = x_M
+        return x_N
+
+    def finite(self) -> LogRatio:
+        """Only the tokens with a finite log-ratio that is not missing: those that mismatch metrics describe."""
+        if self.missing_M is None and self.infinite_M is None:
+            return self
+        scored_M = self.log_ratio_M.isfinite()
+        if self.missing_M is not None:
+            scored_M &= ~self.missing_M
+        return LogRatio(
+            rows=Rows(self.rows.sum(scored_M).long()),
+            tokens=self.tokens,
+            at_M=None,
+            numerator_M=self.numerator_M[scored_M],
+            log_ratio_M=self.log_ratio_M[scored_M],
+        )
+
+
+def log_ratio(numerator_logp_N: Tensor, rollout_logp_N: Tensor, mask_N: Tensor, length_B: Tensor) -> LogRatio:
+    """Select the masked-in tokens, then subtract; nothing that stands elsewhere is ever computed with."""
+    _check(numerator_logp_N, rollout_logp_N, mask_N, length_B)
+    numerator, rollout = _floats(numerator_logp_N, rollout_logp_N)
+    mask, rows, at = mask_N.detach().cpu().bool(), Rows(length_B.detach().cpu().long()), None
+    if not mask.all():
+        at = mask.nonzero().squeeze(1)
+        numerator, rollout, rows = numerator[at], rollout[at], Rows(rows.sum(mask).long())
+    d = numerator - rollout
+    if d.sum().isfinite():
+        return LogRatio(rows, mask.numel(), at, numerator, d)
+    missing = rollout.isnan()
+    # a NaN that is not missing is a defect of the numerator or inf - inf: as bad as a token can be, never neutral
+    d = d.where(~missing, 0.0).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    infinite = d.isinf()
+    return LogRatio(rows, mask.numel(), at, numerator, d, _unless_empty(missing), _unless_empty(infinite))
+
+
+def _unless_empty(flag_M: Tensor) -> Tensor | None:
+    return flag_M if flag_M.any() else None
+
+
+def _floats(*tensors: Tensor) -> list[Tensor]:
+    """On the CPU, without gradient, in float64 if any of them is, else in float32."""
+    wide = any(t.dtype == torch.float64 for t in tensors)
+    return [t.detach().to(device="cpu", dtype=torch.float64 if wide else torch.float32) for t in tensors]
+
+
+def _check(numerator_logp_N: Tensor, rollout_logp_N: Tensor, mask_N: Tensor, length_B: Tensor) -> None:
+    tokens = int(length_B.sum())
+    given = {"numerator_logp_N": numerator_logp_N, "rollout_logp_N": rollout_logp_N, "mask_N": mask_N}
+    for name, tensor in given.items():
+        if tensor.shape != (tokens,):
+            raise DataError(f"{name} has shape {tuple(tensor.shape)}; length_B adds up to {tokens} flat tokens")

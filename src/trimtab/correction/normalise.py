@@ -1,0 +1,27 @@
+"""Batch normalising: divide the weights by their mean, so that bounding does not shrink the step."""
+
+from __future__ import annotations
+
+import torch
+
+from trimtab.correction.rows import Rows
+from trimtab.correction.weight import Weights
+from trimtab.spec import Level
+from trimtab.stat import Mean
+
+
+def weight_mass(rows: Rows, weights: Weights) -> Mean:
+    """Sum and number of the bounded weights that their own bound keeps; the mean is the factor to divide by.
+
+    Per token at token level, per non-empty row at the others; independent of rejection rules and veto.
+    Parts of one batch (micro-batches, ranks) merge theirs and share the mean. Nothing kept: the factor is 1.
+    """
+    weight_L = weights.bounded_L
+    match weights.rule.level:
+        case Level.token:
+            keep_L = weights.keep_L
+        case Level.sequence | Level.geometric:
+            keep_L = rows.filled_B if weights.keep_L is None else weights.keep_L & rows.filled_B
+    if keep_L is not None:
+        weight_L = weight_L[keep_L]
+    return Mean(float(weight_L.sum(dtype=torch.float64)), weight_L.numel(), empty=1.0)

@@ -1,0 +1,86 @@
+"""Importance weights: exp of the level's log-ratio, clamped for safety, then bounded by the rule's mode."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from trimtab.correction.band import Band, band, check_bounds
+from trimtab.correction.level import level_log_ratio
+from trimtab.correction.log_ratio import LOG_RATIO_CLAMP, LogRatio
+from trimtab.spec import Level, TisMode
+
+
+@dataclass(frozen=True)
+class WeightRule:
+    """How weights are made. ``lower`` is used by clip and mask, ``upper`` by truncate too; None is no bound.
+
+    ``off`` means: not bounded (but for the safety clamp).
+    """
+
+    level: Level
+    mode: TisMode
+    lower: float | None
+    upper: float | None
+    batch_normalize: bool = False
+
+    @property
+    def low(self) -> float:
+        """The lower bound in force; 0 if there is none."""
+        return 0.0 if self.lower is None or self.mode in (TisMode.off, TisMode.truncate) else self.lower
+
+    @property
+    def high(self) -> float:
+        """The upper bound in force; inf if there is none."""
+        return math.inf if self.upper is None or self.mode is TisMode.off else self.upper
+
+    def __post_init__(self) -> None:
+        check_bounds("tis", self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights at the rule's level (L: M tokens or B rows), before batch normalising; all finite.
+
+    ``raw_L`` is before and ``bounded_L`` after bounding; ``band`` tells which ones the bounds concern.
+    """
+
+    rule: WeightRule
+    raw_L: Tensor
+    bounded_L: Tensor
+    log_ratio_L: Tensor
+    band: Band
+
+    @property
+    def keep_L(self) -> Tensor | None:
+        """What the weight's own bound keeps; None unless the mode is mask, as other bounds reject nothing."""
+        return self.band.inside_L if self.rule.mode is TisMode.mask else None
+
+    @cached_property
+    def clamped_L(self) -> Tensor:
+        """Where the safety clamp bites."""
+        return self.log_ratio_L.abs() > LOG_RATIO_CLAMP
+
+
+def weigh(given: LogRatio, rule: WeightRule) -> Weights:
+    """w = exp(clamp(log-ratio at the level, ±LOG_RATIO_CLAMP)), then the mode's bound.
+
+    truncate: min(w, upper); clip: min(max(w, lower), upper); mask: w, and keep = lower <= w <= upper; off: w.
+    A missing token has weight 1 at token level.
+    """
+    at = band(given, rule.level, rule.low, rule.high)
+    # exp is monotone: clamping its value is clamping its argument, and saves an exp; inf and 0 are clamped too
+    raw_L = at.ratio_L.clamp(math.exp(-LOG_RATIO_CLAMP), math.exp(LOG_RATIO_CLAMP))
+    match rule.mode:
+        case TisMode.off | TisMode.mask:
+            bounded_L = raw_L
+        case TisMode.truncate:
+            bounded_L = raw_L.clamp(max=rule.high)
+        case TisMode.clip:
+            bounded_L = raw_L.clamp(rule.low, rule.high)
+    if at.missing_L is not None:
+        bounded_L = bounded_L.where(~at.missing_L, 1.0)
+    return Weights(rule, raw_L, bounded_L, level_log_ratio(given, rule.level), at)

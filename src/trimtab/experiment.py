@@ -1,0 +1,150 @@
+"""One run from its spec to its files: build the parts, restore, loop, summarise."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import yaml
+
+from trimtab import build
+from trimtab.config import config_hash, to_dict, to_yaml
+from trimtab.errors import CheckpointError
+from trimtab.folder import RunFolder, end_state, write_atomic
+from trimtab.protocol import Tracker
+from trimtab.provenance import provenance
+from trimtab.spec import RunSpec, Schedule
+from trimtab.track import read_metrics, summary_table, truncate_after
+from trimtab.train import checkpoint
+from trimtab.train.loop import Loop
+from trimtab.train.seeds import seed_everything
+
+log = logging.getLogger(__name__)
+
+TAIL = 10  # steps at either end that "before" and "after" are means of
+
+
+def resume_hash(spec: RunSpec) -> str:
+    """Hash that a checkpoint must share: under a constant learning rate a run may be resumed to more steps."""
+    return config_hash(replace(spec, steps=1) if spec.optim.schedule is Schedule.constant else spec)
+
+
+def find_snapshot(spec: RunSpec, folder: RunFolder) -> checkpoint.Snapshot | None:
+    """The checkpoint that ``resume`` asks for. From another run's folder its metrics up to there are copied too."""
+    match spec.resume:
+        case "no":
+            return None
+        case "auto":
+            return checkpoint.load_last(folder.checkpoints)
+    path = Path(spec.resume).expanduser()
+    if (path / "manifest.json").exists():
+        source, snapshot = path.parent.parent, checkpoint.load(path)
+    else:
+        source, found = path, checkpoint.load_last(path / "checkpoints")
+        if found is None:
+            raise CheckpointError(f"resume={spec.resume} holds no checkpoint; give a run folder, a checkpoint, or resume=no")
+        snapshot = found
+    if source.resolve() != folder.path.resolve() and (source / "metrics.jsonl").exists():
+        shutil.copyfile(source / "metrics.jsonl", folder.metrics)
+    return snapshot
+
+
+def rewind(folder: RunFolder, step: int) -> None:
+    """Drop what was written after the checkpoint; the resumed run writes it again, equal."""
+    if folder.metrics.exists():
+        truncate_after(folder.metrics, step)
+    for recording in folder.rollouts.glob("step_*.parquet"):
+        if int(recording.stem.removeprefix("step_")) > step:
+            recording.unlink()
+
+
+def mean_of(rows: Sequence[dict[str, Any]], name: str) -> float | None:
+    """Mean of a metric over the rows that have a finite value of it."""
+    values = [row[name] for row in rows if isinstance(row.get(name), int | float)]
+    return sum(values) / len(values) if values else None
+
+
+def summarise(folder: RunFolder, spec: RunSpec, seconds: float) -> dict[str, Any]:
+    """Before and after, from metrics.jsonl alone; ``objective`` is the last evaluation, else the last training reward."""
+    rows = read_metrics(folder.metrics) if folder.metrics.exists() else []
+    steps = [row for row in rows if row["step"] > 0]
+    evaluated = [row["eval/reward"] for row in rows if "eval/reward" in row]
+    names = ("train/reward", "train/mis_kl", "train/mis_k3_kl", "train/mis_ess", "train/mis_kept_token_fraction")
+    after = {name: mean_of(steps[-TAIL:], name) for name in names}
+    return {
+        "steps": steps[-1]["step"] if steps else 0,
+        "before": {name: mean_of(steps[:TAIL], name) for name in names},
+        "after": after,
+        "eval_before": evaluated[0] if evaluated else None,
+        "eval_after": evaluated[-1] if evaluated else None,
+        "objective": evaluated[-1] if evaluated else after["train/reward"],
+        "nonfinite_steps": steps[-1].get("train/nonfinite_steps", 0) if steps else 0,
+        "all_rejected_steps": steps[-1].get("train/all_rejected_steps", 0) if steps else 0,
+        "seconds": round(seconds, 1),
+        "config_hash": config_hash(spec),
+        "seed": spec.seed,
+    }
+
+
+def show(summary: dict[str, Any], folder: RunFolder) -> None:
+    """The small table at the end."""
+    before, after = summary["before"], summary["after"]
+    rows = {
+        "evaluation reward": (summary["eval_before"], summary["eval_after"]),
+        "training reward": (before["train/reward"], after["train/reward"]),
+        "mismatch KL (k3)": (before["train/mis_k3_kl"], after["train/mis_k3_kl"]),
+        "effective sample size": (before["train/mis_ess"], after["train/mis_ess"]),
+        "kept tokens": (before["train/mis_kept_token_fraction"], after["train/mis_kept_token_fraction"]),
+    }
+    summary_table(rows, footer=(f"{summary['steps']} steps in {summary['seconds']} s; files: {folder.path}",))
+
+
+def set_up_torch(spec: RunSpec) -> None:
+    """Determinism and debugging switches; they hold for the whole process."""
+    torch.use_deterministic_algorithms(spec.debug.deterministic)
+    torch.autograd.set_detect_anomaly(spec.debug.anomaly)
+    seed_everything(spec.seed)
+
+
+def execute(spec: RunSpec, folder: RunFolder, tracker: Tracker, stack: ExitStack) -> None:
+    """Build, restore and train; everything opened is registered in ``stack``."""
+    set_up_torch(spec)
+    parts = build.make_parts(spec, folder, tracker, stack)
+    loop = Loop(parts, spec, folder.path, resume_hash(spec))
+    snapshot = find_snapshot(spec, folder)
+    if snapshot is not None:
+        loop.restore(snapshot)
+        log.info("resumed from step %d", snapshot.step)
+    rewind(folder, loop.state.step if snapshot is not None else -1)
+    folder.write_json(folder.environment, provenance() | {"rollout": parts.rollout.describe()})
+    tracker.start(to_dict(spec), config_hash(spec), f"{spec.algo.name.name}-s{spec.seed}", folder.path)
+    loop()
+
+
+def run(spec: RunSpec, overrides: Sequence[str] = ()) -> float | None:
+    """Carry out a resolved spec; returns the objective (evaluation reward, else training reward) for sweepers."""
+    begin = time.monotonic()
+    summary: dict[str, Any] = {}
+    with RunFolder(Path(spec.run_dir), spec.resume) as folder, ExitStack() as stack:
+        write_atomic(folder.config, to_yaml(spec))
+        write_atomic(folder.overrides, yaml.safe_dump(list(overrides), allow_unicode=True))
+        tracker = build.make_tracker(spec, folder)
+
+        def finish(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+            state = end_state(error)
+            summary.update({"state": state} | summarise(folder, spec, time.monotonic() - begin))
+            folder.write_json(folder.summary, summary)
+            tracker.finish(state, summary)
+
+        stack.push(finish)
+        execute(spec, folder, tracker, stack)
+    show(summary, folder)
+    return None if summary["objective"] is None else float(summary["objective"])

@@ -1,0 +1,135 @@
+"""A run's folder: the one home of its file names, its lock and its status."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from trimtab.errors import ConfigError, Preempted
+
+STATES = ("running", "completed", "failed", "preempted")
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write beside, flush, rename: readers see the old text or the new one, never half."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def describe_error(error: BaseException) -> str:
+    """Kind and first line of an error, for status.json and for one line of a table."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def end_state(error: BaseException | None) -> str:
+    """The state of a run that ended with ``error``, or without one."""
+    if error is None:
+        return "completed"
+    return "preempted" if isinstance(error, Preempted) else "failed"
+
+
+class RunFolder:
+    """``with RunFolder(path, resume) as folder``: claims the folder, and leaves a true status.json whatever happens."""
+
+    def __init__(self, path: Path, resume: str) -> None:
+        self.path, self._resume = path, resume
+        self.metrics = path / "metrics.jsonl"
+        self.config = path / "config.yaml"
+        self.overrides = path / "overrides.yaml"
+        self.summary = path / "summary.json"
+        self.status = path / "status.json"
+        self.environment = path / "environment.json"
+        self.rollouts = path / "rollouts"
+        self.checkpoints = path / "checkpoints"
+        self._lock: IO[str] | None = None
+        self._fields: dict[str, Any] = {}
+
+    # -- claiming ----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> RunFolder:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise ConfigError(f"run_dir={self.path} cannot be written ({error}); give another with run_dir=") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.close()
+            raise ConfigError(f"run_dir={self.path} is in use by a running process; give another with run_dir=") from error
+        if self.metrics.exists() and self._resume == "no":
+            self._lock.close()
+            raise ConfigError(
+                f"run_dir={self.path} holds a run already (state: {self.state() or 'unknown'}); "
+                "go on with it by resume=auto, or give another with run_dir="
+            )
+        attempt = int(self._read_status().get("attempt", 0)) + 1
+        self._fields = {"started": time.time(), "pid": os.getpid(), "host": socket.gethostname(), "attempt": attempt}
+        self.report("running")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.report(end_state(error), error=None if error is None else describe_error(error))
+        if self._lock is not None:
+            self._lock.close()
+
+    # -- status ------------------------------------------------------------------------------------------------------
+
+    def _read_status(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.status.read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def state(self) -> str | None:
+        """The state in status.json, or None."""
+        found = self._read_status().get("state")
+        return found if found in STATES else None
+
+    def report(self, state: str, error: str | None = None, **fields: Any) -> None:
+        """Write status.json; ``fields`` (step, reward) stay until they are given anew."""
+        self._fields |= fields
+        text = json.dumps({"state": state, "error": error, **self._fields, "updated": time.time()}, indent=1) + "\n"
+        try:
+            write_atomic(self.status, text)
+        except OSError:
+            # A full disk has no room for a second file, but the blocks of the one that exists can be written again.
+            with self.status.open("r+") as file:
+                file.write(text)
+                file.truncate()
+
+    def write_json(self, path: Path, values: Mapping[str, Any]) -> None:
+        """Write one of the folder's JSON files."""
+        write_atomic(path, json.dumps(values, indent=1, default=str) + "\n")
+
+
+class StatusTracker:
+    """Keeps step and reward in status.json up to date, at most once a second."""
+
+    def __init__(self, folder: RunFolder, steps: int) -> None:
+        self._folder, self._steps, self._last = folder, steps, 0.0
+
+    def start(self, config: Mapping[str, Any], run_id: str, name: str, run_dir: Path) -> None:
+        self._folder.report("running", run_id=run_id, name=name, steps=self._steps)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        now = time.monotonic()
+        if now - self._last >= 1.0 or step == self._steps:
+            self._last = now
+            self._folder.report("running", step=step, reward=metrics.get("train/reward"))
+
+    def finish(self, state: str, summary: Mapping[str, Any]) -> None:
+        """The folder itself reports how the run ended."""

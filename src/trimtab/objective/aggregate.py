@@ -1,0 +1,49 @@
+"""Denominators: one coefficient per token, from counts of the whole (global) batch.
+
+The loss is always sum_N coefficient_N * loss_N, so it does not depend on how the batch is cut into micro-batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trimtab.spec import Aggregate
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Sums over the global batch, to be added over ranks: counted tokens, rows with at least one of them."""
+
+    tokens: int
+    rows: int
+
+
+def count(counted_N: Tensor, row_N: Tensor, rows: int) -> tuple[Tensor, Counts]:
+    """Counted tokens per row (float64, shape B) and the totals."""
+    per_row_B = torch.bincount(row_N[counted_N], minlength=rows).double()
+    return per_row_B, Counts(int(counted_N.sum()), int((per_row_B > 0).sum()))
+
+
+def coefficients(
+    counted_N: Tensor, row_N: Tensor, rows: int, *, aggregate: Aggregate, constant: float, totals: Counts | None = None
+) -> Tensor:
+    """Coefficient of each token's loss, float64, 0 where not counted.
+
+    token_mean: 1 / tokens. sequence_mean: 1 / (rows * tokens of the row). sequence_sum: 1 / (rows * constant).
+    ``counted_N`` says which tokens stand in the denominator: all valid ones, or the kept ones. Rows without a counted
+    token do not count. ``totals`` are the global counts where the batch is one rank's share; empty: of this batch.
+    Source: arXiv:2503.14476 (token mean), arXiv:2402.03300 (sequence mean), arXiv:2503.20783 (constant).
+    """
+    per_row_B, local = count(counted_N, row_N, rows)
+    total = totals if totals is not None else local
+    match aggregate:
+        case Aggregate.token_mean:
+            row_coefficient_B = torch.full_like(per_row_B, 1.0 / max(total.tokens, 1))
+        case Aggregate.sequence_mean:
+            row_coefficient_B = 1.0 / (per_row_B.clamp(min=1.0) * max(total.rows, 1))
+        case Aggregate.sequence_sum:
+            row_coefficient_B = torch.full_like(per_row_B, 1.0 / (constant * max(total.rows, 1)))
+    return torch.where(counted_N, row_coefficient_B[row_N], 0.0)

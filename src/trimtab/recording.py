@@ -1,0 +1,221 @@
+"""Rollouts on disk: one Parquet file per recorded step, one schema, nothing lost (NaN, versions, chat prompts)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trimtab.batch import Finish, Problem, Prompt, Sample
+from trimtab.errors import DataError
+
+SCHEMA = pa.schema(
+    [
+        pa.field("step", pa.int64(), nullable=False),
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("group", pa.int64(), nullable=False),
+        pa.field("problem_id", pa.string(), nullable=False),
+        pa.field("prompt", pa.string(), nullable=False),  # the text, or the messages as JSON where `chat`
+        pa.field("chat", pa.bool_(), nullable=False),
+        pa.field("answer", pa.string(), nullable=False),
+        pa.field("extra", pa.string()),  # Problem.extra as JSON
+        pa.field("prompt_ids", pa.list_(pa.int64()), nullable=False),
+        pa.field("response_ids", pa.list_(pa.int64()), nullable=False),
+        pa.field("rollout_logps", pa.list_(pa.float32()), nullable=False),
+        pa.field("proximal_logps", pa.list_(pa.float32())),  # null in bypass
+        pa.field("versions", pa.list_(pa.int64()), nullable=False),
+        pa.field("own", pa.list_(pa.bool_())),  # null: every token is the policy's own
+        pa.field("finish", pa.string(), nullable=False),
+        pa.field("reward", pa.float32(), nullable=False),
+        pa.field("advantage", pa.float32(), nullable=False),
+        pa.field("response", pa.string(), nullable=False),
+        pa.field("temperature", pa.float64(), nullable=False),
+    ],
+    metadata={"trimtab": "rollouts 1"},
+)
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """One step's rollouts, row by row. ``proximal_logps[i]`` is None where the trainer recomputed nothing."""
+
+    step: int
+    samples: list[Sample]
+    rewards: list[float]
+    advantages: list[float]
+    proximal_logps: list[tuple[float, ...] | None]
+    groups: list[int]
+    texts: list[str]
+    temperature: float
+
+
+def write_rollouts(
+    path: Path,
+    step: int,
+    samples: Sequence[Sample],
+    rewards: Sequence[float],
+    advantages: Sequence[float],
+    proximal_logps: Sequence[Sequence[float]] | None,
+    groups: Sequence[int],
+    texts: Sequence[str],
+    temperature: float,
+) -> None:
+    """Write one step to ``path``: beside it first, synced, then renamed, so a kill leaves the old file or the new one.
+
+    ``proximal_logps`` is None where the trainer recomputed nothing (bypass). Log-probs, rewards and advantages are
+    stored as float32. Raises DataError when the lists differ in length, OSError
+    when the disk refuses.
+    """
+    count = len(samples)
+    proximal = [None] * count if proximal_logps is None else [tuple(logps) for logps in proximal_logps]
+    lists = (rewards, advantages, proximal, groups, texts)
+    if any(len(values) != count for values in lists):
+        raise DataError(f"step {step}: {count} samples with lists of {[len(values) for values in lists]} entries")
+    recorded = RecordedStep(
+        step, list(samples), list(rewards), list(advantages), list(proximal), list(groups), list(texts), temperature
+    )
+    rows = [_row(recorded, i) for i in range(count)]
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("wb") as file:
+            pq.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_rollouts(path: Path) -> list[RecordedStep]:
+    """Steps recorded in a file, a folder of Parquet files or a run folder, by step number.
+
+    Raises DataError for a path without recordings, a damaged file, another schema, or a step that is there twice.
+    """
+    steps: dict[int, tuple[RecordedStep, Path]] = {}
+    for file in _files(path):
+        for recorded in _read(file):
+            if recorded.step in steps:
+                raise DataError(f"step {recorded.step} is recorded twice: in {steps[recorded.step][1]} and {file}")
+            steps[recorded.step] = (recorded, file)
+    return [steps[step][0] for step in sorted(steps)]
+
+
+def _row(recorded: RecordedStep, i: int) -> dict[str, Any]:
+    sample = recorded.samples[i]
+    sample.check()
+    problem = sample.prompt.problem
+    proximal = recorded.proximal_logps[i]
+    if proximal is not None and len(proximal) != len(sample.ids):
+        raise DataError(f"sample {problem.id}: {len(proximal)} proximal log-probs for {len(sample.ids)} tokens")
+    chat = not isinstance(problem.prompt, str)
+    return {
+        "step": recorded.step,
+        "row": i,
+        "group": recorded.groups[i],
+        "problem_id": problem.id,
+        "prompt": json.dumps(problem.prompt, ensure_ascii=False) if chat else problem.prompt,
+        "chat": chat,
+        "answer": problem.answer,
+        # What JSON cannot hold is kept as its repr: a recording is for reading, and must not stop a run.
+        "extra": None if problem.extra is None else json.dumps(dict(problem.extra), ensure_ascii=False, default=repr),
+        "prompt_ids": sample.prompt.ids,
+        "response_ids": sample.ids,
+        "rollout_logps": sample.logps,
+        "proximal_logps": proximal,
+        "versions": sample.versions,
+        "own": sample.own,
+        "finish": sample.finish.value,
+        "reward": recorded.rewards[i],
+        "advantage": recorded.advantages[i],
+        "response": recorded.texts[i],
+        "temperature": recorded.temperature,
+    }
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    for folder in (path / "rollouts", path):
+        found = sorted(folder.glob("*.parquet"))
+        if found:
+            return found
+    raise DataError(
+        f"{path} holds no recorded rollouts (*.parquet); give a run folder, or a folder or file that a run wrote "
+        "with rollout.record_every above 0"
+    )
+
+
+def _read(file: Path) -> list[RecordedStep]:
+    try:
+        table = pq.read_table(file, partitioning=None)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file} cannot be read as Parquet: {error}") from error
+    if not table.schema.equals(SCHEMA):
+        there = {field.name: field.type for field in table.schema}
+        wrong = [f.name for f in SCHEMA if there.get(f.name) != f.type] + [n for n in there if n not in SCHEMA.names]
+        raise DataError(f"{file} does not hold rollouts of this version; columns that differ: {wrong or 'nullability'}")
+    steps: dict[int, list[dict[str, Any]]] = {}
+    for row in table.to_pylist():
+        steps.setdefault(row["step"], []).append(row)
+    return [_step(step, rows, file) for step, rows in steps.items()]
+
+
+def _step(step: int, rows: list[dict[str, Any]], file: Path) -> RecordedStep:
+    rows = sorted(rows, key=lambda row: row["row"])
+    temperatures = {row["temperature"] for row in rows}
+    if len(temperatures) != 1 or [row["row"] for row in rows] != list(range(len(rows))):
+        raise DataError(f"{file}: step {step} is incomplete or mixes temperatures {sorted(temperatures)}")
+    # One Prompt object per group, as the loop made them.
+    prompts: dict[tuple[int, str], Prompt] = {}
+    samples = []
+    for row in rows:
+        prompt = prompts.setdefault((row["group"], row["problem_id"]), _prompt(row))
+        if prompt.ids != tuple(row["prompt_ids"]):
+            raise DataError(f"{file}: step {step}: group {row['group']} mixes prompts")
+        samples.append(_sample(row, prompt, file))
+    return RecordedStep(
+        step=step,
+        samples=samples,
+        rewards=[row["reward"] for row in rows],
+        advantages=[row["advantage"] for row in rows],
+        proximal_logps=[None if row["proximal_logps"] is None else tuple(row["proximal_logps"]) for row in rows],
+        groups=[row["group"] for row in rows],
+        texts=[row["response"] for row in rows],
+        temperature=temperatures.pop(),
+    )
+
+
+def _prompt(row: dict[str, Any]) -> Prompt:
+    text = json.loads(row["prompt"]) if row["chat"] else row["prompt"]
+    extra = None if row["extra"] is None else json.loads(row["extra"])
+    return Prompt(Problem(row["problem_id"], text, row["answer"], extra), tuple(row["prompt_ids"]))
+
+
+def _sample(row: dict[str, Any], prompt: Prompt, file: Path) -> Sample:
+    if row["finish"] not in [finish.value for finish in Finish]:
+        raise DataError(
+            f"{file}: sample {row['problem_id']} ended by {row['finish']!r}, not by {[f.value for f in Finish]}"
+        )
+    sample = Sample(
+        prompt=prompt,
+        ids=tuple(row["response_ids"]),
+        logps=tuple(row["rollout_logps"]),
+        versions=tuple(row["versions"]),
+        finish=Finish(row["finish"]),
+        own=None if row["own"] is None else tuple(row["own"]),
+    )
+    sample.check()
+    return sample

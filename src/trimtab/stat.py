@@ -1,0 +1,93 @@
+"""Statistics that merge exactly: the whole's statistic is the merge of its parts', in any order.
+
+Counts and extremes are exact, sums are float64. Each class is a handful of numbers, so ranks can
+all-reduce them: add ``total``, ``count`` and ``bins``, take the smallest ``low`` and the largest ``high``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A sum and how many values it holds; the mean of nothing is ``empty``."""
+
+    total: float
+    count: float
+    empty: float = 0.0
+
+    def merge(self, other: Mean) -> Mean:
+        return Mean(self.total + other.total, self.count + other.count, self.empty)
+
+    @property
+    def value(self) -> float:
+        return self.total / self.count if self.count else self.empty
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """Smallest and largest value seen; both 0 when nothing was."""
+
+    low: float = math.inf
+    high: float = -math.inf
+
+    def merge(self, other: Extremes) -> Extremes:
+        return Extremes(min(self.low, other.low), max(self.high, other.high))
+
+    @property
+    def smallest(self) -> float:
+        return self.low if self.low <= self.high else 0.0
+
+    @property
+    def largest(self) -> float:
+        return self.high if self.low <= self.high else 0.0
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Sums behind the effective sample size of n weights, as a fraction: (Σw)² / (n Σw²); 0 if all are 0."""
+
+    total: float
+    squares: float
+    count: int
+
+    def merge(self, other: Spread) -> Spread:
+        return Spread(self.total + other.total, self.squares + other.squares, self.count + other.count)
+
+    @property
+    def value(self) -> float:
+        return self.total**2 / (self.count * self.squares) if self.squares > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of finite magnitudes, binned by the high 16 bits of their float32.
+
+    Seven bits of mantissa: a quantile is right to a relative 2**-8 (it is the middle of its bin).
+    """
+
+    bins: Tensor  # int64 [32768]
+
+    @classmethod
+    def of(cls, magnitude: Tensor) -> Histogram:
+        """``magnitude``: any shape, float32 or float64, >= 0."""
+        bits = magnitude.to(torch.float32).view(torch.int32) >> 16
+        return cls(torch.bincount(bits, minlength=1 << 15))
+
+    def merge(self, other: Histogram) -> Histogram:
+        return Histogram(self.bins + other.bins)
+
+    def quantile(self, share: float) -> float:
+        """The value below or at which a ``share`` of the magnitudes lies; 0 when there are none."""
+        seen = self.bins.cumsum(0)
+        total = int(seen[-1])
+        if total == 0:
+            return 0.0
+        at = int(torch.searchsorted(seen, max(1, math.ceil(share * total))))
+        edges = torch.tensor([at << 16, (at << 16) + 0xFFFF], dtype=torch.int32).view(torch.float32)
+        return float(edges.double().mean()) if at else 0.0

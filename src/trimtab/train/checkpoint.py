@@ -1,0 +1,165 @@
+"""Checkpoints: written beside, flushed and renamed, so a kill at any moment leaves a usable one.
+
+``checkpoints/step_00000010/`` holds model.safetensors, optimizer.safetensors, random.safetensors, state.json and
+manifest.json with the SHA-256 of each; a folder whose manifest doesn't hold is passed over for the one before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import random
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from trimtab.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a run needs to go on as if it had never stopped. ``meta`` is plain JSON."""
+
+    step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    meta: dict[str, Any]
+    randomness: dict[str, Any]
+
+
+def random_state() -> dict[str, Any]:
+    """States of the global generators of torch (all devices), numpy and Python."""
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    version, words, gauss = random.getstate()
+    tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64))}
+    if torch.cuda.is_available():
+        tensors |= {f"cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    plain = {"numpy": [name, position, has_gauss, cached], "python": [version, list(words), gauss]}
+    return {"tensors": tensors, "plain": plain}
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Inverse of ``random_state``."""
+    tensors, plain = state["tensors"], state["plain"]
+    torch.set_rng_state(tensors["torch"])
+    name, position, has_gauss, cached = plain["numpy"]
+    np.random.set_state((name, tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, cached))
+    version, words, gauss = plain["python"]
+    random.setstate((version, tuple(words), gauss))
+    for i in range(sum(key.startswith("cuda") for key in tensors)):
+        torch.cuda.set_rng_state(tensors[f"cuda{i}"], i)
+
+
+def _split_optimizer(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors = {f"{index}.{name}": value for index, slot in state["state"].items() for name, value in slot.items()}
+    return tensors, {"param_groups": state["param_groups"]}
+
+
+def _join_optimizer(tensors: dict[str, Tensor], plain: dict[str, Any]) -> dict[str, Any]:
+    slots: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        index, name = key.split(".", 1)
+        slots.setdefault(int(index), {})[name] = value
+    return {"state": slots, **plain}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def save(folder: Path, snapshot: Snapshot, keep: int) -> Path:
+    """Write a checkpoint under ``folder`` and drop all but the newest ``keep``; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"step_{snapshot.step:08d}"
+    beside = folder / f".{final.name}.{os.getpid()}"
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    tensors, plain = _split_optimizer(snapshot.optimizer)
+    # Contiguous CPU copies: safetensors refuses views that share memory.
+    for name, values in (("model", snapshot.model), ("optimizer", tensors), ("random", snapshot.randomness["tensors"])):
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in values.items()}, beside / f"{name}.safetensors")
+    state = {"meta": snapshot.meta, "optimizer": plain, "random": snapshot.randomness["plain"], "step": snapshot.step}
+    (beside / "state.json").write_text(json.dumps(state))
+    manifest = {path.name: _digest(path) for path in sorted(beside.iterdir())}
+    (beside / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    for path in beside.iterdir():
+        _flush(path)
+    shutil.rmtree(final, ignore_errors=True)
+    beside.rename(final)
+    _flush(folder)
+    for old in checkpoints(folder)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+    for stale in folder.glob(".step_*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    return final
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Checkpoint folders, newest first."""
+    return sorted(folder.glob("step_*"), reverse=True)
+
+
+def fault(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        for name, digest in manifest.items():
+            if _digest(path / name) != digest:
+                return f"{name} does not match its checksum"
+    except (OSError, ValueError) as error:
+        return f"manifest unreadable ({error})"
+    return None
+
+
+def load(path: Path) -> Snapshot:
+    """Read one checkpoint; CheckpointError when it is damaged."""
+    wrong = fault(path)
+    if wrong:
+        raise CheckpointError(f"checkpoint {path}: {wrong}")
+    try:
+        state = json.loads((path / "state.json").read_text())
+        model, tensors, randomness = (
+            load_file(path / f"{name}.safetensors") for name in ("model", "optimizer", "random")
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint {path}: {error}") from error
+    return Snapshot(
+        step=state["step"],
+        model=model,
+        optimizer=_join_optimizer(tensors, state["optimizer"]),
+        meta=state["meta"],
+        randomness={"tensors": randomness, "plain": state["random"]},
+    )
+
+
+def load_last(folder: Path) -> Snapshot | None:
+    """The newest checkpoint that is whole, or None where there is none; damaged ones are passed over, aloud."""
+    found = checkpoints(folder)
+    for path in found:
+        wrong = fault(path)
+        if wrong is None:
+            return load(path)
+        log.warning("checkpoint %s is damaged (%s); trying the one before", path, wrong)
+    if found:
+        raise CheckpointError(f"every checkpoint in {folder} is damaged; start anew with resume=no and another run_dir=")
+    return None

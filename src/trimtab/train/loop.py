@@ -1,0 +1,241 @@
+"""The training loop: sample, reward, correct and train, hand the weights over, probe, log, save."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trimtab.batch import Batch, Finish, Prompt, Sample, Sampling, pack
+from trimtab.errors import CheckpointError, DataError, NonFiniteError, Preempted, TrimtabError
+from trimtab.objective.advantage import group_advantages
+from trimtab.protocol import Policy, Probe, Recorder, Rollout, Task, Tracker
+from trimtab.spec import EqualGroups, RunSpec
+from trimtab.train import checkpoint
+from trimtab.train.clock import Clock
+from trimtab.train.data import PromptStream
+from trimtab.train.evaluate import Evaluator
+from trimtab.train.optim import Optimizer
+from trimtab.train.seeds import derive
+from trimtab.train.signals import StopSignal
+from trimtab.train.state import TrainState
+from trimtab.train.update import Outcome, Updater
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything the loop works with, made by build.py."""
+
+    policy: Policy
+    rollout: Rollout
+    task: Task
+    tracker: Tracker
+    probe: Probe
+    record: Recorder
+    stop_ids: tuple[int, ...]
+
+
+class Loop:
+    """One run, from its first step or from a snapshot to ``spec.steps``."""
+
+    def __init__(self, parts: Parts, spec: RunSpec, run_dir: Path, config_hash: str) -> None:
+        self._parts, self._spec, self._run_dir, self._hash = parts, spec, run_dir, config_hash
+        tokenizer = parts.policy.tokenizer
+        self._stop_ids = parts.stop_ids
+        groups = spec.rollout.batch_size // spec.rollout.group_size
+        self._stream = PromptStream(parts.task.train(), tokenizer, spec.seed, groups)
+        self._evaluator = Evaluator(parts.task, tokenizer, spec, self._stop_ids)
+        updates = spec.steps * spec.optim.epochs * spec.optim.minibatches
+        self._optimizer = Optimizer(parts.policy.parameters(), spec.optim, updates)
+        self._updater = Updater(parts.policy, self._optimizer, spec)
+        self.state = TrainState()
+
+    # -- saving and resuming -----------------------------------------------------------------------------------------
+
+    def _meta(self) -> dict[str, Any]:
+        return {
+            "state": self.state.to_dict(),
+            "data": self._parts.task.fingerprint(),
+            "config_hash": self._hash,
+        }
+
+    def save(self) -> Path:
+        """Write a checkpoint of the last finished step."""
+        snapshot = checkpoint.Snapshot(
+            step=self.state.step,
+            model=self._parts.policy.state(),
+            optimizer=self._optimizer.state(),
+            meta=self._meta(),
+            randomness=checkpoint.random_state(),
+        )
+        return checkpoint.save(self._run_dir / "checkpoints", snapshot, self._spec.checkpoint.keep)
+
+    def restore(self, snapshot: checkpoint.Snapshot) -> None:
+        """Go on from a snapshot; refuses another task's data or another configuration."""
+        meta = snapshot.meta
+        if meta["data"] != self._parts.task.fingerprint():
+            raise CheckpointError(
+                "the checkpoint was written with other training data (its fingerprint differs); "
+                "give the same task.* settings, or start anew with resume=no and another run_dir="
+            )
+        if meta["config_hash"] != self._hash:
+            raise CheckpointError(
+                f"the checkpoint was written by configuration {meta['config_hash']}, this is {self._hash}; "
+                "give the same overrides, or start anew with resume=no and another run_dir="
+            )
+        self._parts.policy.load_state(snapshot.model)
+        self.state = TrainState(**meta["state"])
+        self._optimizer.load_state(snapshot.optimizer, self.state.updates)
+        checkpoint.set_random_state(snapshot.randomness)
+
+    # -- the parts of a step -----------------------------------------------------------------------------------------
+
+    def _sampling(self, step: int) -> Sampling:
+        rollout = self._spec.rollout
+        return Sampling(
+            max_tokens=rollout.max_tokens,
+            temperature=rollout.temperature,
+            stop_ids=self._stop_ids,
+            seed=derive(self._spec.seed, "rollout", step),
+            samples_per_prompt=rollout.group_size,
+        )
+
+    def _generate(self, prompts: Sequence[Prompt], step: int) -> list[Sample]:
+        samples = self._parts.rollout.generate(prompts, self._sampling(step))
+        for sample in samples:
+            sample.check(self._parts.policy.tokenizer.vocabulary)
+            if any(version > self.state.version for version in sample.versions):
+                raise DataError(
+                    f"sample {sample.prompt.problem.id}: a token of policy version {max(sample.versions)} in a batch "
+                    f"for version {self.state.version}; a proximal policy older than the rollout's makes no sense"
+                )
+        return samples
+
+    def _reward(self, samples: Sequence[Sample]) -> tuple[Batch, list[str]]:
+        task, tokenizer = self._parts.task, self._parts.policy.tokenizer
+        texts = [tokenizer.decode(sample.ids) for sample in samples]
+        rewards = [task.reward(sample.prompt.problem, text) for sample, text in zip(samples, texts, strict=True)]
+        groups = [i // self._spec.rollout.group_size for i in range(len(samples))]
+        return pack(samples, groups, rewards), texts
+
+    def _advantages(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """Advantages, the rows to leave out, and the shares of equal groups."""
+        spec = self._spec.advantage
+        result = group_advantages(
+            batch.reward_B, batch.group_B, baseline=spec.baseline, scale=spec.scale, epsilon=spec.epsilon
+        )
+        match spec.equal_groups:
+            case EqualGroups.keep:
+                dropped_B = torch.zeros_like(result.equal_B)
+            case EqualGroups.drop:
+                dropped_B = result.equal_B
+        share = {"train/equal_group_fraction": float(result.equal_B.double().mean())}
+        return result.advantage_B, dropped_B, share
+
+    def _hand_over(self, samples: Sequence[Sample], clock: Clock) -> dict[str, float]:
+        """Weights to the engine, then the probe: both sides must give the last rollout's tokens the same log-probs."""
+        with clock("hand_over"):
+            self._parts.rollout.load(self._parts.policy.weights(), self.state.version)
+        every = self._spec.rollout.probe_every
+        if not samples or every == 0 or self.state.step % every != 0:
+            return {}
+        with clock("probe"):
+            return self._parts.probe(self._parts.policy, self._parts.rollout, samples)
+
+    def _count(self, outcome: Outcome) -> dict[str, float]:
+        """Update the counters."""
+        state = self.state
+        state.updates += outcome.applied
+        state.version += outcome.applied > 0
+        state.nonfinite_steps += outcome.nonfinite
+        state.all_rejected_steps += outcome.all_rejected
+        state.nonfinite_in_a_row = 0 if outcome.applied else state.nonfinite_in_a_row + outcome.nonfinite
+        state.all_rejected_in_a_row = 0 if outcome.applied else state.all_rejected_in_a_row + outcome.all_rejected
+        return {
+            "train/nonfinite_steps": state.nonfinite_steps,
+            "train/all_rejected_steps": state.all_rejected_steps,
+            "train/skipped_updates": outcome.nonfinite + outcome.all_rejected,
+            "train/policy_version": state.version,
+        }
+
+    def _stop_if_broken(self) -> None:
+        state, optim = self.state, self._spec.optim
+        if state.nonfinite_in_a_row >= optim.max_bad_steps:
+            raise NonFiniteError(
+                f"{state.nonfinite_in_a_row} updates in a row had a non-finite loss or gradient (last: step {state.step}); "
+                "they were left out and the weights are those before them. Lower optim.lr, try policy.dtype=float32, "
+                f"find the operation with debug=anomaly, or allow more with optim.max_bad_steps={2 * optim.max_bad_steps}"
+            )
+        if 0 < optim.max_rejected_steps <= state.all_rejected_in_a_row:
+            raise TrimtabError(
+                f"{state.all_rejected_in_a_row} updates in a row were rejected as a whole; widen mis.rs_lower_bound and "
+                "mis.rs_upper_bound, or go on for ever with optim.max_rejected_steps=0"
+            )
+
+    def _step(self, step: int) -> dict[str, float]:
+        clock, spec = Clock(), self._spec
+        with clock("generate"):
+            samples = self._generate(self._stream.step(step), step)
+        with clock("reward"):
+            batch, texts = self._reward(samples)
+            advantage_B, dropped_B, metrics = self._advantages(batch)
+        lag = self.state.version - batch.version_N.double()
+        outcome = self._updater(batch, advantage_B, dropped_B, step, clock)
+        self.state.step = step
+        self.state.tokens += batch.tokens
+        metrics |= self._count(outcome) | outcome.metrics | self._hand_over(samples, clock)
+        if spec.rollout.record_every and step % spec.rollout.record_every == 0:
+            with clock("record"):
+                self._parts.record(step, samples, texts, batch, advantage_B, outcome.proximal_N)
+        metrics |= {
+            "train/step": step,
+            "train/reward": float(batch.reward_B.double().mean()),
+            "train/reward_std": float(batch.reward_B.double().std()),
+            "train/response_length": float(batch.length_B.double().mean()),
+            "train/empty_response_fraction": float((batch.length_B == 0).double().mean()),
+            "train/truncated_fraction": sum(s.finish is Finish.length for s in samples) / len(samples),
+            "train/lag": float(lag.mean()) if batch.tokens else 0.0,
+            "train/tokens": self.state.tokens,
+        }
+        if spec.evaluation.every and (step % spec.evaluation.every == 0 or step == spec.steps):
+            with clock("evaluate"):
+                metrics |= self._evaluator(self._parts.rollout)
+        timing = clock.metrics()
+        return metrics | timing | {"perf/tokens_per_second": batch.tokens / timing["time/step"]}
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """The first hand-over, and the evaluation before training."""
+        clock = Clock()
+        self._hand_over((), clock)
+        if self.state.step == 0 and self._spec.evaluation.every:
+            with clock("evaluate"):
+                metrics = self._evaluator(self._parts.rollout)
+            self._parts.tracker.log(0, {"train/step": 0} | metrics | clock.metrics())
+
+    def __call__(self) -> None:
+        """Train to ``spec.steps``; raises Preempted after saving when a signal asks to stop."""
+        saved = self.state.step
+        with StopSignal() as stop:
+            self._begin()
+            while self.state.step < self._spec.steps:
+                if stop.name:
+                    break
+                step = self.state.step + 1
+                self._parts.tracker.log(step, self._step(step))
+                self._stop_if_broken()
+                if self._spec.checkpoint.every and step % self._spec.checkpoint.every == 0:
+                    self.save()
+                    saved = step
+            if saved != self.state.step:
+                self.save()
+            if stop.name and self.state.step < self._spec.steps:
+                raise Preempted(f"{stop.name} at step {self.state.step}; saved, go on with resume=auto")

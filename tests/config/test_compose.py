@@ -1,0 +1,203 @@
+"""conf/: every choice composes, says what it means, and a wrong word is answered with the right ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import hydra
+import pytest
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+
+from trimtab.config import CONF, compose, compose_config, config_hash, explain, register, to_spec
+from trimtab.config.groups import choices, group_names
+from trimtab.config.help import text
+from trimtab.config.keys import options
+from trimtab.config.preflight import combinations, violations
+from trimtab.errors import ConfigError
+from trimtab.spec import Aggregate, Algo, Engine, Level, RejectTerms, RunSpec, TisMode
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_hydra() -> Iterator[None]:
+    """Hydra set up once: composing is then twice as fast."""
+    register()
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
+
+
+NEEDS = {
+    "policy=hf": ["policy.path=some/model"],
+    "rollout=replay": ["rollout.path=runs/x"],
+    "task=jsonl": ["task.path=x.jsonl"],
+    "task=hf": ["task.path=some/data"],
+    "task=custom": ["task.path=a.b:c"],
+    "task=reasoning_gym": ["task.generator=basic_arithmetic"],
+    "task=arithmetic_chat": ["policy=smollm2"],
+    "mismatch=logit_noise": ["rollout=transformers"],
+}
+CHOICES = [f"{group}={choice}" for group in group_names() for choice in choices(group)]
+
+
+def test_the_defaults_of_conf_are_the_defaults_of_spec() -> None:
+    assert to_spec(compose_config([])) == RunSpec()
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_composes(choice: str) -> None:
+    spec = compose([choice, *NEEDS.get(choice, [])])
+    assert len(config_hash(spec)) == 16
+
+
+def test_the_groups_are_those_of_the_contract() -> None:
+    wanted = (
+        "algo tis_mode level rs veto loss advantage mismatch rollout policy task optim tracker preset debug sweep launcher"
+    )
+    assert sorted(group_names()) == sorted(wanted.split())
+
+
+@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")) + sorted(CONF.glob("[sl]*/*.yaml")), ids=str)
+def test_every_file_explains_itself(path: Path) -> None:
+    assert "#" in path.read_text().replace("# @package", "")
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("*/*.yaml")), ids=str)
+def test_no_choice_looks_like_a_number_or_a_truth(path: Path) -> None:
+    assert isinstance(yaml.safe_load(path.stem), str) or path.stem == "off"
+
+
+@pytest.mark.parametrize(
+    ("group", "keys"),
+    [
+        ("level=geometric", ["mis.tis_level=geometric"]),
+        ("tis_mode=off", ["mis.tis_mode=off"]),
+        ("rs=sequence", ["mis.use_rs=true", "mis.rs_level=sequence"]),
+        ("veto=at_1e-5", ["mis.rs_veto_threshold=1e-5"]),
+        ("algo=reinforce", ["algo.name=reinforce"]),
+        ("loss=dapo", ["loss.clip_high=0.28"]),
+    ],
+)
+def test_a_choice_means_the_same_as_its_keys(group: str, keys: list[str]) -> None:
+    assert compose([group]) == compose(keys) != compose([])
+
+
+def test_preset_miles_default_and_what_wins_over_it() -> None:
+    mis = compose(["preset=miles/default"]).mis
+    assert (mis.tis_mode, mis.tis_level, mis.tis_upper_bound, mis.tis_batch_normalize) == (
+        TisMode.truncate, Level.token, 2.0, True,
+    )  # fmt: skip
+    assert (mis.use_rs, mis.rs_level, mis.rs_lower_bound, mis.rs_upper_bound, mis.rs_veto_threshold) == (
+        True, Level.token, 0.5, 2.0, 1e-4,
+    )  # fmt: skip
+    changed = compose(["tis_mode=mask", "preset=miles/default", "veto=none", "mis.tis_upper_bound=3", "loss.kl_coef=0.1"])
+    assert (changed.mis.tis_mode, changed.mis.tis_lower_bound, changed.mis.tis_upper_bound) == (TisMode.mask, 0.5, 3.0)
+    assert changed.mis.rs_veto_threshold is None and changed.mis.rs_upper_bound == 3.0
+    assert changed.loss.reject_terms is RejectTerms.all
+
+
+def test_choices_that_choose_for_other_groups_give_way() -> None:
+    assert compose(["debug=smoke"]).rollout.engine is Engine.transformers
+    assert compose(["debug=smoke", "rollout=vllm"]).rollout.engine is Engine.vllm
+    assert compose(["policy=smollm2"]).task.stop == "\n" and compose(["policy=smollm2", "task=arithmetic"]).task.stop is None
+
+
+def test_metrics_only_goes_with_algo() -> None:
+    spec = compose(["algo=bypass", "algo.metrics_only=true", "rs=token", "loss=dr_grpo"])
+    assert (spec.algo.name, spec.algo.metrics_only, spec.loss.aggregate) == (Algo.bypass, True, Aggregate.sequence_sum)
+    assert spec.loss.sum_constant == 8.0
+
+
+WRONG = [
+    ("level=geo", "level=geo is refused; allowed: geometric, sequence, token; for example level=geometric"),
+    ("algo=ppo", "algo=ppo is refused; allowed: bypass, decoupled, reinforce, standard; for example algo=bypass"),
+    ("tis_mode=3", "tis_mode=3 is refused; allowed: clip, mask, off, truncate; for example tis_mode=clip"),
+    (
+        "veto=1e-4",
+        "veto=0.0001 is refused; allowed: at_1e-4, at_1e-5, at_1e-6, none; for example veto=at_1e-4 "
+        "(any other number: mis.rs_veto_threshold=0.0001)",
+    ),
+    ("rs=null", "rs=null is refused; allowed: geometric, none, sequence, token; for example rs=none"),
+    ("preset=miles", "preset=miles is refused; allowed: none, miles/default; for example preset=miles/default"),
+    (
+        "mis.tis_level=tokens",
+        "mis.tis_level=tokens is refused; allowed: token, sequence, geometric; for example mis.tis_level=token",
+    ),
+    ("steps=1.5", "steps=1.5 is refused; allowed: a whole number; for example steps=300"),
+    ("optim.lr=fast", "optim.lr=fast is refused; allowed: a number; for example optim.lr=0.0003"),
+    ("mis.use_rs=maybe", "mis.use_rs=maybe is refused; allowed: true, false; for example mis.use_rs=false"),
+    ("loss.dual_clip=x", "loss.dual_clip=x is refused; allowed: a number or null; for example loss.dual_clip=1.0"),
+    (
+        "optim.betas=0.9",
+        "optim.betas=0.9 is refused; allowed: a list of numbers; for example optim.betas=[0.9,0.99]",
+    ),
+    (
+        "task.options={a:1}",
+        "task.options={a:1} is refused; allowed: +task.options.NAME=VALUE for each; for example +task.options.a=1",
+    ),
+    (
+        "mis.tis_levl=token",
+        "mis.tis_levl is no option; did you mean mis.tis_level or mis.rs_level or mis.tis_mode? mis has: tis_mode, "
+        "tis_level, tis_lower_bound, tis_upper_bound, tis_batch_normalize, use_rs, rs_level, rs_lower_bound, "
+        "rs_upper_bound, rs_veto_threshold, numerator",
+    ),
+    ("mis=token", "mis is a section, not an option; set its keys, such as mis.tis_mode=…"),
+    (
+        "level=token,geometric",
+        "level=token,geometric: several values make a sweep; add -m to run all of them, or put [] around a list",
+    ),
+    ("steps", "steps: not an override (missing EQUAL at '<EOF>'); write KEY=VALUE, and quote what has spaces or brackets"),
+    (
+        "+mis.extra=1",
+        "mis.extra is no option (added with +?); allowed: tis_mode, tis_level, tis_lower_bound, tis_upper_bound, "
+        "tis_batch_normalize, use_rs, rs_level, rs_lower_bound, rs_upper_bound, rs_veto_threshold, numerator; leave it out",
+    ),
+    ("~steps", "steps is missing (deleted with ~?); every option has a value; leave ~ out"),
+]
+
+
+@pytest.mark.parametrize(("override", "message"), WRONG)
+def test_a_wrong_word_is_answered_with_the_right_ones(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([override])
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(("override", "start"), [("levl=token", "level"), ("lr=1", "optim.lr"), ("top_p=1", "rollout.top_p")])
+def test_a_key_without_its_section_is_found(override: str, start: str) -> None:
+    with pytest.raises(ConfigError, match=rf"is no option and no group; did you mean .*{start}.*\? Options: seed, steps"):
+        compose([override])
+
+
+def test_every_wrong_override_is_told() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(["steps=x", "level=geo", "seed=1"])
+    assert [line.split()[0] for line in str(caught.value).splitlines()] == ["steps=x", "level=geo"]
+
+
+def test_a_fault_that_no_override_has_keeps_its_own_words() -> None:
+    assert explain(ValueError("a yaml file is broken"), ["seed=1"]) == "a yaml file is broken"
+
+
+def test_help_names_every_group_and_choice() -> None:
+    shown = text().split()
+    for group in group_names():
+        assert group in shown
+        for choice in choices(group):
+            assert choice in shown or f"{choice}*" in shown
+    assert "mis.rs_veto_threshold" in shown and options()["optim.lr"].help in text()
+
+
+def test_the_combinations_of_a_sweep() -> None:
+    runs = combinations({"level": "token,sequence"}, ["seed=0,1", "steps=3"])
+    assert runs == [[f"level={lv}", f"seed={s}", "steps=3"] for lv in ("token", "sequence") for s in (0, 1)]
+    runs = combinations({"level": "token,sequence"}, ["level=geometric"])
+    assert runs == [["level=geometric"]]
+
+
+def test_every_bad_combination_is_told_and_shared_folders_too() -> None:
+    runs = [["level=token"], ["level=geo"], ["rollout.batch_size=9"], ["run_dir=a"], ["run_dir=a", "seed=1"]]
+    assert [line.partition(": ")[0] for line in violations(runs)] == [
+        "level=geo", "rollout.batch_size=9", "run_dir=a seed=1",
+    ]  # fmt: skip

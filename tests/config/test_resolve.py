@@ -1,0 +1,238 @@
+"""Derived defaults, what is resolved away, and the hash that follows from both."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from trimtab.config import check, config_hash, ignored, resolve
+from trimtab.config.keys import with_values
+from trimtab.config.resolve import UNHASHED, probe_bound
+from trimtab.errors import ConfigError
+from trimtab.spec import (
+    Aggregate,
+    Algo,
+    Denominator,
+    Dtype,
+    Engine,
+    KlEstimator,
+    Level,
+    LogprobsMode,
+    Match,
+    Mismatch,
+    Numerator,
+    PolicyKind,
+    PromptStyle,
+    RejectTerms,
+    RunSpec,
+    Scale,
+    TaskName,
+    TisMode,
+    TrackerName,
+)
+
+
+def spec_of(**values: Any) -> RunSpec:
+    """A spec with ``section__name=value`` set."""
+    return with_values(RunSpec(), {key.replace("__", "."): value for key, value in values.items()})
+
+
+def bounds(spec: RunSpec) -> tuple[float | None, ...]:
+    mis = resolve(spec).mis
+    return mis.tis_lower_bound, mis.tis_upper_bound, mis.rs_lower_bound, mis.rs_upper_bound
+
+
+def clip(**values: Any) -> RunSpec:
+    return spec_of(mis__tis_mode=TisMode.clip, mis__use_rs=True, **values)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (clip(), (0.5, 2.0, 0.5, 2.0)),
+        (clip(mis__tis_level=Level.geometric), (0.999, 1.001, 0.5, 2.0)),
+        (clip(mis__rs_level=Level.geometric), (0.5, 2.0, 0.999, 1.001)),
+        (clip(mis__tis_level=Level.sequence, mis__rs_level=Level.sequence), (0.5, 2.0, 0.5, 2.0)),
+        # an upper bound alone gives its inverse as the lower one, and rs at the same level takes both
+        (clip(mis__tis_upper_bound=4.0), (0.25, 4.0, 0.25, 4.0)),
+        (clip(mis__tis_lower_bound=0.1), (0.1, 2.0, 0.1, 2.0)),
+        # at another level the rs bounds are that level's own
+        (clip(mis__tis_upper_bound=4.0, mis__rs_level=Level.geometric), (0.25, 4.0, 0.999, 1.001)),
+        # what is given for rs is kept; the other bound is the tis one where it is shared, else the inverse
+        (clip(mis__tis_upper_bound=4.0, mis__rs_upper_bound=8.0), (0.25, 4.0, 0.25, 8.0)),
+        (clip(mis__rs_upper_bound=8.0), (0.5, 2.0, 0.125, 8.0)),
+        # truncate has no lower bound of its own, but passes it on
+        (spec_of(mis__use_rs=True, mis__tis_lower_bound=0.2, mis__tis_upper_bound=3.0), (None, 3.0, 0.2, 3.0)),
+        # bypass and off have no weights whose bounds could be passed on
+        (clip(algo__name=Algo.bypass, mis__tis_upper_bound=4.0), (None, None, 0.5, 2.0)),
+        (spec_of(mis__tis_mode=TisMode.off, mis__use_rs=True, mis__tis_upper_bound=4.0), (None, None, 0.5, 2.0)),
+        (spec_of(algo__name=Algo.standard, mis__use_rs=True), (None, None, None, None)),
+    ],
+)
+def test_bounds(spec: RunSpec, expected: tuple[float | None, ...]) -> None:
+    assert bounds(spec) == expected
+
+
+@pytest.mark.parametrize(
+    ("algo", "numerator"),
+    [
+        (Algo.standard, None),
+        (Algo.bypass, Numerator.current),
+        (Algo.reinforce, Numerator.current),
+        (Algo.decoupled, Numerator.proximal),
+    ],
+)
+def test_numerator(algo: Algo, numerator: Numerator | None) -> None:
+    assert resolve(spec_of(algo__name=algo)).mis.numerator is numerator
+
+
+def test_other_derived_defaults() -> None:
+    assert resolve(RunSpec()).loss.sum_constant is None
+    summed = spec_of(loss__aggregate=Aggregate.sequence_sum, rollout__max_tokens=32)
+    assert resolve(summed).loss.sum_constant == 32.0
+    assert resolve(spec_of(task__style=PromptStyle.few_shot)).task.stop == "\n"
+    assert resolve(RunSpec()).rollout.probe_bound == 1e-3
+    assert resolve(spec_of(rollout__probe_bound=0.5)).rollout.probe_bound == 0.5
+
+
+@pytest.mark.parametrize(
+    ("rollout", "policy", "bound"),
+    [
+        (Dtype.float32, Dtype.float32, 1e-3),
+        (Dtype.float16, Dtype.float32, 0.05),
+        (Dtype.float32, Dtype.float16, 0.05),
+        (Dtype.bfloat16, Dtype.float16, 0.15),
+        (Dtype.float32, Dtype.bfloat16, 0.15),
+    ],
+)
+def test_probe_bound(rollout: Dtype, policy: Dtype, bound: float) -> None:
+    assert probe_bound(rollout, policy) == bound
+
+
+STANDARD, BYPASS = {"algo__name": Algo.standard}, {"algo__name": Algo.bypass}
+REINFORCE, OFF = {"algo__name": Algo.reinforce}, {"mis__tis_mode": TisMode.off}
+MASK, VETO = {"mis__tis_mode": TisMode.mask}, {"mis__rs_veto_threshold": 1e-4}
+REPLAY = {"rollout__engine": Engine.replay, "rollout__path": "r"}
+SAME = [
+    ({}, {"mis__tis_upper_bound": 2.0}),
+    ({}, {"mis__tis_lower_bound": 0.1}),
+    ({}, {"mis__numerator": Numerator.proximal}),
+    ({}, {"mis__rs_level": Level.geometric, "mis__rs_upper_bound": 3.0}),
+    ({}, {"loss__denominator": Denominator.kept, "loss__reject_terms": RejectTerms.all}),
+    ({}, {"loss__kl_value": KlEstimator.k1, "loss__kl_importance": True, "loss__sum_constant": 3.0}),
+    ({}, {"mismatch__strength": 0.3}),
+    ({}, {"rollout__path": "x", "policy__path": "x", "task__path": "x", "policy__fp32_head": True}),
+    ({}, {"task__generator": "x", "task__match": Match.math_verify, "task__pattern": "(x)", "task__split": "test"}),
+    ({}, {"task__shots": 9, "task__system": "be brief", "task__options": {"a": 1}}),
+    ({}, {"run_dir": "x", "resume": "auto", "checkpoint__every": 3, "rollout__record_every": 1}),
+    ({}, {"tracker__name": TrackerName.wandb, "tracker__tags": ["a"], "policy__cache_dir": "/c"}),
+    (STANDARD, STANDARD | {"mis__tis_level": Level.geometric, "mis__use_rs": True, **VETO}),
+    (STANDARD, STANDARD | {"algo__metrics_only": True}),
+    (STANDARD, OFF),  # decoupled without a weight or a rejection is standard
+    (STANDARD, OFF | {"algo__metrics_only": True}),
+    (BYPASS, BYPASS | {"mis__tis_mode": TisMode.mask, "mis__tis_level": Level.sequence, "mis__tis_batch_normalize": True}),
+    (REINFORCE, REINFORCE | {"loss__clip_low": 0.1, "loss__clip_high": 0.4, "loss__dual_clip": 3.0}),
+    (OFF | VETO, OFF | VETO | {"mis__tis_level": Level.sequence, "mis__tis_batch_normalize": True}),
+    (MASK, MASK | {"loss__reject_terms": RejectTerms.all}),  # no KL, no entropy: one term
+    (MASK | {"algo__metrics_only": True}, MASK | {"algo__metrics_only": True, "loss__denominator": Denominator.kept}),
+    ({"advantage__scale": Scale.none}, {"advantage__scale": Scale.none, "advantage__epsilon": 0.1}),
+    ({"rollout__engine": Engine.transformers}, {"rollout__engine": Engine.transformers, "rollout__prefix_caching": True}),
+    (REPLAY, REPLAY | {"evaluation__every": 7, "rollout__probe_sequences": 9, "rollout__max_model_len": 9}),
+    ({"rollout__probe_every": 0}, {"rollout__probe_every": 0, "rollout__probe_bound": 2.0}),
+    ({"policy__kind": PolicyKind.smollm2}, {"policy__kind": PolicyKind.smollm2, "policy__warmup_accuracy": 0.9}),
+    ({"evaluation__every": 0}, {"evaluation__greedy": False, "evaluation__samples": 0}),
+    (
+        {"rollout__engine": Engine.transformers},
+        {"rollout__engine": Engine.transformers, "mismatch__kind": Mismatch.logit_noise, "mismatch__strength": 0.0},
+    ),
+    ({"loss__clip_low": 1.0}, {"loss__clip_low": 1}),
+]
+DIFFERENT = [
+    ({}, {"seed": 1}),
+    ({}, {"steps": 301}),
+    ({}, STANDARD),
+    ({}, BYPASS),
+    (BYPASS, REINFORCE),
+    ({}, {"mis__tis_level": Level.sequence}),
+    ({}, {"mis__tis_upper_bound": 3.0}),
+    ({}, {"mis__tis_batch_normalize": True}),
+    ({}, {"algo__metrics_only": True}),
+    ({}, {"loss__clip_low": 0.1}),
+    ({}, {"optim__lr": 1e-3}),
+    ({}, VETO),
+    (OFF, OFF | VETO),
+    (VETO, VETO | {"loss__denominator": Denominator.kept}),
+    (BYPASS, BYPASS | {"mis__use_rs": True}),
+    (BYPASS | VETO, BYPASS | VETO | {"algo__metrics_only": True}),
+    (REINFORCE, REINFORCE | OFF),
+    (MASK | {"loss__kl_coef": 0.1}, MASK | {"loss__kl_coef": 0.1, "loss__reject_terms": RejectTerms.all}),
+    ({"loss__kl_coef": 0.1}, {"loss__kl_coef": 0.1, "loss__kl_gradient": KlEstimator.k1}),
+    ({}, {"rollout__engine": Engine.transformers}),
+    ({}, {"rollout__max_num_seqs": 64}),
+    ({}, {"rollout__logprobs_mode": LogprobsMode.raw}),
+    ({}, {"policy__warmup_accuracy": 0.5}),
+    ({"task__name": TaskName.custom}, {"task__name": TaskName.custom, "task__options": {"a": 1}}),
+    ({"task__style": PromptStyle.few_shot}, {"task__style": PromptStyle.few_shot, "task__shots": 9}),
+    ({}, {"evaluation__every": 7}),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_configs_that_do_the_same_hash_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert config_hash(spec_of(**one)) == config_hash(spec_of(**other))
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_configs_that_differ_hash_differently(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert config_hash(spec_of(**one)) != config_hash(spec_of(**other))
+
+
+def test_a_hash_is_16_hex_digits_and_the_unhashed_keys_exist() -> None:
+    digest = config_hash(RunSpec())
+    assert len(digest) == 16 and int(digest, 16) >= 0
+    assert with_values(RunSpec(), {key: None for key in UNHASHED}) != RunSpec()
+
+
+def test_every_combination_resolves_once_for_all_or_is_refused_with_a_mend() -> None:
+    rejections = (None, *Level)
+    axes = (Algo, TisMode, Level, rejections, (None, 1e-4), (None, *Numerator))
+    refused = 0
+    for algo, mode, level, rs, veto, numerator in itertools.product(*axes):
+        spec = spec_of(
+            algo__name=algo, mis__tis_mode=mode, mis__tis_level=level, mis__use_rs=rs is not None,
+            mis__rs_level=rs or Level.token, mis__rs_veto_threshold=veto, mis__numerator=numerator,
+        )  # fmt: skip
+        once = resolve(spec)
+        assert resolve(once) == once
+        wrong = {Algo.decoupled: Numerator.current, Algo.bypass: Numerator.proximal, Algo.reinforce: Numerator.proximal}
+        try:
+            check(spec)
+        except ConfigError as error:
+            refused += 1
+            assert numerator is wrong[algo] and "; for example mis.numerator=" in str(error)
+        else:
+            assert numerator is None or numerator is not wrong.get(algo)
+    assert refused == 3 * len(TisMode) * len(Level) * 4 * 2
+
+
+@pytest.mark.parametrize("values", [pair[i] for pair in SAME + DIFFERENT for i in (0, 1)])
+def test_resolving_twice_changes_nothing_more(values: dict[str, Any]) -> None:
+    once = resolve(spec_of(**values))
+    assert resolve(once) == once and ignored(once) == []
+
+
+def test_what_has_no_effect_is_said() -> None:
+    spec = spec_of(algo__name=Algo.standard, mis__tis_level=Level.geometric, mis__use_rs=True)
+    assert ignored(spec) == [
+        "algo=standard reads no mis.* key: mis.tis_level=geometric, mis.use_rs=true have no effect"
+    ]
+    assert ignored(spec_of(mis__tis_lower_bound=0.2)) == [
+        "tis_mode=truncate has no lower bound: mis.tis_lower_bound=0.2 has no effect"
+    ]
+    assert ignored(RunSpec()) == ignored(spec_of(algo__name=Algo.bypass)) == []
+
+
+def test_a_lower_bound_that_rs_falls_back_to_is_not_called_ignored() -> None:
+    assert ignored(spec_of(mis__tis_lower_bound=0.2, mis__use_rs=True)) == []

@@ -1,0 +1,126 @@
+"""Recordings: nothing lost on the way to disk and back, nothing wrong let in."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trimtab.batch import Finish, Problem, Prompt, Sample
+from trimtab.errors import DataError
+from trimtab.recording import SCHEMA, RecordedStep, read_rollouts, write_rollouts
+
+CHAT = Prompt(Problem("chat", [{"role": "user", "content": "2+2? ありがと"}], "4", {"difficulty": 3}), (1, 2, 3))
+PLAIN = Prompt(Problem("plain", '[{"role": "not a chat"}]', "5"), (7,))
+SAMPLES = [
+    Sample(CHAT, (4, 5), (-0.1, math.nan), (3, 3), Finish.stop),
+    Sample(CHAT, (), (), (), Finish.length),
+    Sample(PLAIN, (6, 6, 1), (-math.inf, -0.5, 0.0), (3, 4, 4), Finish.length, own=(True, False, True)),
+    Sample(PLAIN, (9,), (-2.5,), (3,), Finish.stop),
+]
+PROXIMAL = [(-0.125, -0.25), (), (-0.5, math.nan, -1.0), (-2.0,)]
+
+
+def write(path: Path, step: int = 10, proximal: list[tuple[float, ...]] | None = PROXIMAL) -> RecordedStep:
+    rewards, advantages, groups, texts = (
+        [1.0, 0.0, 0.5, 0.0],
+        [0.5, -0.5, 1.5, math.nan],
+        [0, 0, 1, 1],
+        ["4", "", "x", "y"],
+    )
+    write_rollouts(path, step, SAMPLES, rewards, advantages, proximal, groups, texts, 0.7)
+    back = read_rollouts(path)
+    assert len(back) == 1
+    return back[0]
+
+
+def text(value: object) -> str:
+    """NaN compares unequal to itself; its text does not."""
+    return repr(value)
+
+
+def test_what_is_written_comes_back(tmp_path: Path) -> None:
+    step = write(tmp_path / "deep" / "step_10.parquet")
+    expected = [
+        dataclasses.replace(s, logps=tuple(pa.scalar(x, pa.float32()).as_py() for x in s.logps)) for s in SAMPLES
+    ]
+    assert text(step.samples) == text(expected)
+    assert text((step.step, step.temperature, step.groups)) == text((10, 0.7, [0, 0, 1, 1]))
+    assert text((step.rewards, step.advantages)) == text(([1.0, 0.0, 0.5, 0.0], [0.5, -0.5, 1.5, math.nan]))
+    assert text((step.proximal_logps, step.texts)) == text((PROXIMAL, ["4", "", "x", "y"]))
+    assert step.samples[0].prompt is step.samples[1].prompt
+    assert [f.name for f in tmp_path.rglob("*") if f.is_file()] == ["step_10.parquet"]
+
+
+def test_bypass_has_no_proximal_log_probs(tmp_path: Path) -> None:
+    assert write(tmp_path / "a.parquet", proximal=None).proximal_logps == [None] * 4
+
+
+def test_extra_that_is_not_json_does_not_stop_a_run(tmp_path: Path) -> None:
+    prompt = Prompt(Problem("odd", "q", "a", {"set": {1}}), (1,))
+    sample = Sample(prompt, (2,), (-1.0,), (0,), Finish.stop)
+    write_rollouts(tmp_path / "a.parquet", 0, [sample], [0.0], [0.0], None, [0], ["t"], 1.0)
+    assert read_rollouts(tmp_path / "a.parquet")[0].samples[0].prompt.problem.extra == {"set": "{1}"}
+
+
+def test_a_run_folder_a_folder_or_a_file_in_order_of_steps(tmp_path: Path) -> None:
+    for step in (20, 3, 100):
+        write(tmp_path / "rollouts" / f"step_{step}.parquet", step)
+    for path in (tmp_path, tmp_path / "rollouts"):
+        assert [recorded.step for recorded in read_rollouts(path)] == [3, 20, 100]
+    write(tmp_path / "rollouts" / "again.parquet", 20)
+    with pytest.raises(DataError, match="step 20 is recorded twice"):
+        read_rollouts(tmp_path)
+
+
+def test_writing_again_replaces_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", 1)
+    assert write(tmp_path / "a.parquet", 2).step == 2
+
+
+def test_a_refused_write_leaves_nothing_behind(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", 1)
+    bad = dataclasses.replace(SAMPLES[0], logps=(-1.0,))
+    with pytest.raises(DataError, match="sample chat: 1 log-probs for 2 response tokens"):
+        write_rollouts(tmp_path / "a.parquet", 2, [bad], [0.0], [0.0], None, [0], ["t"], 1.0)
+    with pytest.raises(DataError, match="sample chat: 1 proximal log-probs for 2 tokens"):
+        write_rollouts(tmp_path / "a.parquet", 2, SAMPLES[:1], [0.0], [0.0], [(-1.0,)], [0], ["t"], 1.0)
+    with pytest.raises(DataError, match="1 samples with lists of"):
+        write_rollouts(tmp_path / "a.parquet", 2, SAMPLES[:1], [0.0, 1.0], [0.0], None, [0], ["t"], 1.0)
+    assert read_rollouts(tmp_path / "a.parquet")[0].step == 1
+    assert [f.name for f in tmp_path.iterdir()] == ["a.parquet"]
+
+
+def test_wrong_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no recorded rollouts.*rollout.record_every"):
+        read_rollouts(tmp_path)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(DataError, match=r"a.parquet cannot be read as Parquet"):
+        read_rollouts(tmp_path)
+    pq.write_table(pa.table({"step": [1], "reward": [0.5]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"columns that differ: \['row', .*'reward'"):
+        read_rollouts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("finish", "bored", "ended by 'bored'"),
+        ("rollout_logps", [-0.1], "1 log-probs for 2 response tokens"),
+        ("rollout_logps", [3.5, 1.0], "above 0"),
+        ("row", 7, "step 10 is incomplete"),
+        ("temperature", 1.0, "mixes temperatures"),
+        ("prompt_ids", [9, 9], "group 0 mixes prompts"),
+    ],
+)
+def test_rows_that_break_the_contract_are_refused(tmp_path: Path, column: str, value: object, message: str) -> None:
+    write(tmp_path / "a.parquet")
+    rows = pq.read_table(tmp_path / "a.parquet").to_pylist()
+    rows[0][column] = value
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=message):
+        read_rollouts(tmp_path)

@@ -1,0 +1,247 @@
+"""One training step on the toy: gradients, denominators, rejection, faults."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from toy import ToyPolicy, toy_batch
+from torch import Tensor
+
+from trimtab.batch import Batch
+from trimtab.config import compose
+from trimtab.objective.advantage import group_advantages
+from trimtab.spec import Aggregate, Baseline, RunSpec, Scale
+from trimtab.train.clock import Clock
+from trimtab.train.optim import Optimizer
+from trimtab.train.update import Outcome, Updater
+
+
+class Recorded(Optimizer):
+    """Keeps a copy of the gradient of every step it is asked for."""
+
+    def __init__(self, policy: ToyPolicy, spec: RunSpec) -> None:
+        super().__init__(policy.parameters(), spec.optim, spec.steps)
+        self.policy, self.gradients = policy, list[Tensor]()
+
+    def step(self) -> float | None:
+        assert self.policy.table.grad is not None
+        self.gradients.append(self.policy.table.grad.clone())
+        return super().step()
+
+
+def advantages(batch: Batch) -> Tensor:
+    return group_advantages(batch.reward_B, batch.group_B, baseline=Baseline.group_mean, scale=Scale.std).advantage_B
+
+
+def step(overrides: list[str], batch: Batch | None = None, poison: float | None = None, dropped: Tensor | None = None) -> tuple[Outcome, Recorded, ToyPolicy]:
+    spec, policy = compose(["tracker=file", *overrides]), ToyPolicy()
+    batch = batch if batch is not None else toy_batch(policy)
+    policy.poison = poison
+    optimizer = Recorded(policy, spec)
+    dropped = dropped if dropped is not None else torch.zeros(batch.rows, dtype=torch.bool)
+    outcome = Updater(policy, optimizer, spec)(batch, advantages(batch), dropped, 1, Clock())
+    return outcome, optimizer, policy
+
+
+ALGOS = ("standard", "bypass", "decoupled", "reinforce")
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("aggregate", [a.name for a in Aggregate])
+@pytest.mark.parametrize("denominator", ["all", "kept"])
+def test_gradient_and_metrics_do_not_depend_on_the_cut_into_micro_batches(algo: str, aggregate: str, denominator: str) -> None:
+    common = [
+        f"algo={algo}", f"loss.aggregate={aggregate}", f"loss.denominator={denominator}", "rs=token", "mis.rs_lower_bound=0.8",
+        "mis.rs_upper_bound=1.25", "mis.tis_batch_normalize=true", "loss.kl_coef=0.1", "loss.entropy_coef=0.01",
+    ]  # fmt: skip
+    whole, one, _ = step([*common, "optim.microbatch_tokens=100000"])
+    for budget in (9, 20, 50):
+        cut, many, policy = step([*common, f"optim.microbatch_tokens={budget}"])
+        assert policy.forwards > 2
+        assert torch.allclose(many.gradients[0], one.gradients[0], rtol=1e-6, atol=1e-9)
+        for name, value in whole.metrics.items():
+            assert cut.metrics[name] == pytest.approx(value, rel=1e-6, abs=1e-7), name
+
+
+def expected_token_mean(policy: ToyPolicy, batch: Batch, weight: Any) -> Tensor:
+    """Gradient of -mean A w logp at the first step, by a loop over tokens in float64."""
+    table = policy.initial.clone().requires_grad_()
+    advantage_B, at, total = advantages(batch), 0, torch.zeros((), dtype=torch.float64)
+    for row in range(batch.rows):
+        ids, n = batch.ids_B[row].tolist(), int(batch.length_B[row])
+        for i in range(len(ids) - n, len(ids)):
+            logp = table[ids[i - 1]].log_softmax(0)[ids[i]]
+            w = weight(float(logp.detach()), float(batch.rollout_logp_N[at]))
+            total = total - advantage_B[row] * w * logp / batch.tokens
+            at += 1
+    return torch.autograd.grad(total, table)[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "weight"),
+    [
+        (["algo=standard"], lambda p, mu: 1.0),
+        (["algo=decoupled", "mis.tis_upper_bound=1.1"], lambda p, mu: min(math.exp(p - mu), 1.1)),
+        (["algo=decoupled", "tis_mode=off"], lambda p, mu: 1.0),
+        (["algo=reinforce", "mis.tis_upper_bound=1.1"], lambda p, mu: min(math.exp(p - mu), 1.1)),
+        (["algo=decoupled", "tis_mode=clip", "mis.tis_upper_bound=1.1"], lambda p, mu: max(1 / 1.1, min(math.exp(p - mu), 1.1))),
+        (["algo=decoupled", "tis_mode=mask", "mis.tis_upper_bound=1.1"], lambda p, mu: math.exp(p - mu) * (1 / 1.1 <= math.exp(p - mu) <= 1.1)),
+        (["algo=bypass", "loss.clip_low=1", "loss.clip_high=1e6"], lambda p, mu: math.exp(p - mu)),
+    ],
+)  # fmt: skip
+def test_first_gradient_equals_a_loop_over_tokens(overrides: list[str], weight: Any) -> None:
+    policy = ToyPolicy()
+    batch = toy_batch(policy)
+    _, optimizer, _ = step(overrides, batch)
+    assert torch.allclose(optimizer.gradients[0], expected_token_mean(policy, batch, weight), rtol=1e-5, atol=1e-8)
+
+
+def test_metrics_only_measures_and_leaves_the_gradient_of_standard() -> None:
+    plain, standard, _ = step(["algo=standard"])
+    outcome, measured, _ = step(["algo=decoupled", "algo.metrics_only=true", "rs=token", "mis.rs_upper_bound=1.01"])
+    assert torch.equal(standard.gradients[0], measured.gradients[0])
+    assert outcome.metrics["train/mis_kept_token_fraction"] < 1.0
+
+
+def test_decoupled_weights_come_from_the_proximal_policy_and_stay_over_epochs() -> None:
+    policy = ToyPolicy()
+    batch = toy_batch(policy)
+    outcome, optimizer, after = step(["optim.epochs=3", "optim.lr=0.05", "loss.clip_high=10", "loss.clip_low=1"], batch)
+    assert outcome.applied == 3
+    # The last gradient by hand: weights of the first policy, PPO ratio of the one before the last step.
+    table = policy.initial.clone().requires_grad_()
+    replayed = ToyPolicy()
+    again = Recorded(replayed, compose(["optim.lr=0.05"]))
+    for gradient in optimizer.gradients[:2]:
+        replayed.table.grad = gradient.clone()
+        again.step()
+    table = replayed.table.detach().clone().requires_grad_()
+    at, total, advantage_B = 0, torch.zeros((), dtype=torch.float64), advantages(batch)
+    for row in range(batch.rows):
+        ids, n = batch.ids_B[row].tolist(), int(batch.length_B[row])
+        for i in range(len(ids) - n, len(ids)):
+            current = table[ids[i - 1]].log_softmax(0)[ids[i]]
+            proximal = float(policy.initial[ids[i - 1]].log_softmax(0)[ids[i]])
+            w = min(math.exp(proximal - float(batch.rollout_logp_N[at])), 2.0)
+            total = total - advantage_B[row] * w * (current - proximal).exp() / batch.tokens
+            at += 1
+    assert torch.allclose(optimizer.gradients[2], torch.autograd.grad(total, table)[0], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("algo", ["decoupled", "bypass", "reinforce"])
+def test_a_fully_rejected_batch_makes_no_step_and_moves_no_schedule(algo: str) -> None:
+    batch = toy_batch(ToyPolicy())
+    far = replace(batch, rollout_logp_N=batch.rollout_logp_N - 5.0)
+    outcome, optimizer, policy = step([f"algo={algo}", "rs=sequence", "optim.warmup_steps=4"], far)
+    assert (outcome.applied, outcome.all_rejected, outcome.nonfinite) == (0, 1, 0)
+    assert torch.equal(policy.table.detach(), policy.initial)
+    assert optimizer.updates == 0 and optimizer.lr == pytest.approx(3e-4 / 4)
+    assert outcome.metrics["train/loss"] == 0.0
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_non_finite_forward_makes_no_step(algo: str) -> None:
+    outcome, _, policy = step([f"algo={algo}"], poison=math.nan)
+    assert (outcome.applied, outcome.nonfinite) == (0, 1)
+    assert torch.equal(policy.table.detach(), policy.initial)
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_poisoned_rollout_log_probs_are_survived_and_counted(algo: str, poison: float) -> None:
+    batch = toy_batch(ToyPolicy())
+    spoilt_N = batch.rollout_logp_N.clone()
+    spoilt_N[[0, 5]] = poison
+    outcome, optimizer, _ = step([f"algo={algo}", "rs=token"], replace(batch, rollout_logp_N=spoilt_N))
+    assert outcome.applied == 1
+    assert optimizer.gradients[0].isfinite().all()
+    name = "missing_logprob" if math.isnan(poison) else "infinite_log_ratio"
+    assert outcome.metrics[f"train/mis_{name}_count"] == 2.0
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 100.0])
+def test_what_stands_at_tokens_that_are_not_the_policys_changes_nothing(algo: str, poison: float) -> None:
+    batch = toy_batch(ToyPolicy())
+    mask_N = torch.ones(batch.tokens, dtype=torch.bool)
+    mask_N[[1, 4, 9]] = False
+    clean = replace(batch, mask_N=mask_N)
+    spoilt_N = batch.rollout_logp_N.clone()
+    spoilt_N[~mask_N] = poison
+    extra = [f"algo={algo}", "rs=geometric", "veto=at_1e-4", "mis.rs_lower_bound=0.5", "mis.rs_upper_bound=2"]
+    one, first, _ = step(extra, clean)
+    two, second, _ = step(extra, replace(clean, rollout_logp_N=spoilt_N))
+    assert torch.equal(first.gradients[0], second.gradients[0])
+    assert {k: v for k, v in one.metrics.items()} == {k: v for k, v in two.metrics.items()}
+
+
+def test_dropped_rows_take_no_part() -> None:
+    batch = toy_batch(ToyPolicy())
+    dropped = torch.arange(batch.rows) < 8
+    _, optimizer, _ = step([], batch, dropped=dropped)
+    advantage_B = advantages(batch)
+    rest = batch.select(range(8, batch.rows))
+    spec, policy = compose([]), ToyPolicy()
+    alone = Recorded(policy, spec)
+    Updater(policy, alone, spec)(rest, advantage_B[8:], torch.zeros(rest.rows, dtype=torch.bool), 1, Clock())
+    assert torch.allclose(optimizer.gradients[0], alone.gradients[0], rtol=1e-6, atol=1e-10)
+
+
+def test_minibatches_cover_every_row_once() -> None:
+    outcome, optimizer, _ = step(["optim.minibatches=4", "optim.epochs=2"])
+    assert outcome.applied == len(optimizer.gradients) == 8
+
+
+@pytest.mark.parametrize("lengths", [[0, 3, 0], [0, 0, 1]])
+def test_empty_responses_are_no_rows_of_the_loss(lengths: list[int]) -> None:
+    batch = toy_batch(ToyPolicy(), prompts=3, group=1)
+    keep = [i for row, n in enumerate(lengths) for i in batch.positions_of([row])[:n].tolist()]
+    short = Batch(
+        ids_B=tuple(ids[: len(ids) - int(length) + n] for ids, length, n in zip(batch.ids_B, batch.length_B, lengths, strict=True)),
+        length_B=torch.tensor(lengths),
+        row_N=batch.row_N[keep],
+        token_N=batch.token_N[keep],
+        rollout_logp_N=batch.rollout_logp_N[keep],
+        version_N=batch.version_N[keep],
+        mask_N=batch.mask_N[keep],
+        group_B=batch.group_B,
+        reward_B=batch.reward_B,
+    )  # fmt: skip
+    for algo in ALGOS:
+        spec, policy = compose([f"algo={algo}"]), ToyPolicy()
+        outcome = Updater(policy, Recorded(policy, spec), spec)(short, torch.ones(3), torch.zeros(3, dtype=torch.bool), 1, Clock())
+        assert outcome.applied == 1
+
+
+PAIRS = [
+    f"{a}={x} {b}={y}"
+    for (a, xs), (b, ys) in itertools.combinations(
+        {
+            "algo": ALGOS,
+            "tis_mode": ("off", "truncate", "clip", "mask"),
+            "level": ("token", "sequence", "geometric"),
+            "rs": ("none", "token", "sequence", "geometric"),
+            "veto": ("none", "at_1e-4", "at_1e-5", "at_1e-6"),
+            "mis.tis_batch_normalize": ("true", "false"),
+            "loss.denominator": ("all", "kept"),
+            "loss.reject_terms": ("policy", "all"),
+            "loss.aggregate": tuple(a.name for a in Aggregate),
+            "algo.metrics_only": ("true", "false"),
+        }.items(),
+        2,
+    )
+    for x in xs
+    for y in ys
+]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_every_pair_of_options_makes_one_step(pair: str) -> None:
+    outcome, _, _ = step([*pair.split(), "loss.kl_coef=0.01"], toy_batch(ToyPolicy(), gap=0.05))
+    assert outcome.applied + outcome.all_rejected == 1
+    assert all(math.isfinite(value) for value in outcome.metrics.values())

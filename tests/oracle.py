@@ -47,8 +47,8 @@ def correction(
             w_row.append(w), own_row.append(own), keep_row.append(kept)
         weights.append(w_row), keep.append(keep_row), inside.append(own_row), counted.append(m_row)
     factor = _factor(weights, inside, counted, level) if normalize else 1.0
-    scaled = [[w / factor if m else 1.0 for w, m in zip(*rows, strict=True)] for rows in zip(weights, mask, strict=True)]
-    return scaled, keep, factor
+    pairs = [zip(*rows, strict=True) for rows in zip(weights, mask, strict=True)]
+    return [[w / factor if m else 1.0 for w, m in pair] for pair in pairs], keep, factor
 
 
 def _difference(a: float, b: float) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trimtab import policy as policies
+from trimtab.policy import load as policies
 from trimtab.batch import Batch, Sample, pack
 from trimtab.folder import RunFolder, StatusTracker
 from trimtab.protocol import Policy, Rollout, Task, Tokenizer, Tracker
@@ -123,7 +123,7 @@ def make_parts(spec: RunSpec, folder: RunFolder, tracker: Tracker, stack: ExitSt
     """All parts of a run; the engine's memory is freed when ``stack`` closes."""
     task: Task = make_task(spec.task)  # first: its faults show at once
     with setup_progress("preparing the model") as progress:
-        model = policies.prepare(spec.policy, examples=warmup_examples(spec), progress=progress)
+        model = policies.prepare(spec.policy, examples=warmup_examples(spec), progress=lambda text: progress(0, 0, text))
     policy = policies.load(model, spec.policy, keep_reference=spec.loss.kl_coef != 0.0)
     rollout = make_rollout(spec, model, policies.device_of(spec.policy.device))
     stack.callback(rollout.close)

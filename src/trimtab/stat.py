@@ -47,6 +47,10 @@ class Extremes:
     def largest(self) -> float:
         return self.high if self.low <= self.high else 0.0
 
+    @property
+    def magnitude(self) -> float:
+        return max(-self.smallest, self.largest)
+
 
 @dataclass(frozen=True)
 class Spread:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +11,13 @@ import pytest
 import yaml
 from hydra.core.global_hydra import GlobalHydra
 
-from trimtab.config import CONF, compose, compose_config, config_hash, explain, register, to_spec
+from trimtab.config import CONF, compose, compose_config, config_hash, explain, register, resolve, to_spec
 from trimtab.config.groups import choices, group_names
 from trimtab.config.help import text
 from trimtab.config.keys import options
 from trimtab.config.preflight import combinations, violations
 from trimtab.errors import ConfigError
-from trimtab.spec import Aggregate, Algo, Engine, Level, RejectTerms, RunSpec, TisMode
+from trimtab.spec import Aggregate, Algo, Denominator, Engine, Level, RejectTerms, RunSpec, TisMode
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,10 +53,16 @@ def test_every_choice_composes(choice: str) -> None:
 
 
 def test_the_groups_are_those_of_the_contract() -> None:
-    wanted = (
-        "algo tis_mode level rs veto loss advantage mismatch rollout policy task optim tracker preset debug sweep launcher"
-    )
-    assert sorted(group_names()) == sorted(wanted.split())
+    wanted = "algo tis_mode level rs veto loss advantage mismatch rollout policy task optim tracker preset debug"
+    assert sorted(group_names()) == sorted([*wanted.split(), "sweep", "launcher"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", list(itertools.combinations(("algo", "tis_mode", "level", "rs", "veto"), 2)), ids=str)
+def test_every_pair_of_choices_composes(pair: tuple[str, str]) -> None:
+    for first, second in itertools.product(*(choices(group) for group in pair)):
+        spec = compose([f"{pair[0]}={first}", f"{pair[1]}={second}"])
+        assert resolve(spec) == spec
 
 
 @pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")) + sorted(CONF.glob("[sl]*/*.yaml")), ids=str)
@@ -91,16 +98,21 @@ def test_preset_miles_default_and_what_wins_over_it() -> None:
     assert (mis.use_rs, mis.rs_level, mis.rs_lower_bound, mis.rs_upper_bound, mis.rs_veto_threshold) == (
         True, Level.token, 0.5, 2.0, 1e-4,
     )  # fmt: skip
-    changed = compose(["tis_mode=mask", "preset=miles/default", "veto=none", "mis.tis_upper_bound=3", "loss.kl_coef=0.1"])
+    changed = compose(
+        ["tis_mode=mask", "preset=miles/default", "veto=none", "mis.tis_upper_bound=3", "loss.kl_coef=0.1"]
+    )
     assert (changed.mis.tis_mode, changed.mis.tis_lower_bound, changed.mis.tis_upper_bound) == (TisMode.mask, 0.5, 3.0)
     assert changed.mis.rs_veto_threshold is None and changed.mis.rs_upper_bound == 3.0
-    assert changed.loss.reject_terms is RejectTerms.all
+    assert (changed.loss.denominator, changed.loss.reject_terms) == (Denominator.kept, RejectTerms.all)
 
 
 def test_choices_that_choose_for_other_groups_give_way() -> None:
     assert compose(["debug=smoke"]).rollout.engine is Engine.transformers
     assert compose(["debug=smoke", "rollout=vllm"]).rollout.engine is Engine.vllm
-    assert compose(["policy=smollm2"]).task.stop == "\n" and compose(["policy=smollm2", "task=arithmetic"]).task.stop is None
+    assert (
+        compose(["policy=smollm2"]).task.stop == "\n"
+        and compose(["policy=smollm2", "task=arithmetic"]).task.stop is None
+    )
 
 
 def test_metrics_only_goes_with_algo() -> None:
@@ -147,11 +159,15 @@ WRONG = [
         "level=token,geometric",
         "level=token,geometric: several values make a sweep; add -m to run all of them, or put [] around a list",
     ),
-    ("steps", "steps: not an override (missing EQUAL at '<EOF>'); write KEY=VALUE, and quote what has spaces or brackets"),
+    (
+        "steps",
+        "steps: not an override (missing EQUAL at '<EOF>'); write KEY=VALUE, and quote what has spaces or brackets",
+    ),
     (
         "+mis.extra=1",
         "mis.extra is no option (added with +?); allowed: tis_mode, tis_level, tis_lower_bound, tis_upper_bound, "
-        "tis_batch_normalize, use_rs, rs_level, rs_lower_bound, rs_upper_bound, rs_veto_threshold, numerator; leave it out",
+        "tis_batch_normalize, use_rs, rs_level, rs_lower_bound, rs_upper_bound, rs_veto_threshold, numerator; "
+        "leave it out",
     ),
     ("~steps", "steps is missing (deleted with ~?); every option has a value; leave ~ out"),
 ]
@@ -164,9 +180,13 @@ def test_a_wrong_word_is_answered_with_the_right_ones(override: str, message: st
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize(("override", "start"), [("levl=token", "level"), ("lr=1", "optim.lr"), ("top_p=1", "rollout.top_p")])
+@pytest.mark.parametrize(
+    ("override", "start"), [("levl=token", "level"), ("lr=1", "optim.lr"), ("top_p=1", "rollout.top_p")]
+)
 def test_a_key_without_its_section_is_found(override: str, start: str) -> None:
-    with pytest.raises(ConfigError, match=rf"is no option and no group; did you mean .*{start}.*\? Options: seed, steps"):
+    with pytest.raises(
+        ConfigError, match=rf"is no option and no group; did you mean .*{start}.*\? Options: seed, steps"
+    ):
         compose([override])
 
 

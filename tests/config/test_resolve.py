@@ -132,13 +132,19 @@ SAME = [
     (STANDARD, STANDARD | {"algo__metrics_only": True}),
     (STANDARD, OFF),  # decoupled without a weight or a rejection is standard
     (STANDARD, OFF | {"algo__metrics_only": True}),
-    (BYPASS, BYPASS | {"mis__tis_mode": TisMode.mask, "mis__tis_level": Level.sequence, "mis__tis_batch_normalize": True}),
+    (
+        BYPASS,
+        BYPASS | {"mis__tis_mode": TisMode.mask, "mis__tis_level": Level.sequence, "mis__tis_batch_normalize": True},
+    ),
     (REINFORCE, REINFORCE | {"loss__clip_low": 0.1, "loss__clip_high": 0.4, "loss__dual_clip": 3.0}),
     (OFF | VETO, OFF | VETO | {"mis__tis_level": Level.sequence, "mis__tis_batch_normalize": True}),
     (MASK, MASK | {"loss__reject_terms": RejectTerms.all}),  # no KL, no entropy: one term
     (MASK | {"algo__metrics_only": True}, MASK | {"algo__metrics_only": True, "loss__denominator": Denominator.kept}),
     ({"advantage__scale": Scale.none}, {"advantage__scale": Scale.none, "advantage__epsilon": 0.1}),
-    ({"rollout__engine": Engine.transformers}, {"rollout__engine": Engine.transformers, "rollout__prefix_caching": True}),
+    (
+        {"rollout__engine": Engine.transformers},
+        {"rollout__engine": Engine.transformers, "rollout__prefix_caching": True},
+    ),
     (REPLAY, REPLAY | {"evaluation__every": 7, "rollout__probe_sequences": 9, "rollout__max_model_len": 9}),
     ({"rollout__probe_every": 0}, {"rollout__probe_every": 0, "rollout__probe_bound": 2.0}),
     ({"policy__kind": PolicyKind.smollm2}, {"policy__kind": PolicyKind.smollm2, "policy__warmup_accuracy": 0.9}),

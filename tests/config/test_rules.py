@@ -31,7 +31,7 @@ def refused(*overrides: str) -> list[str]:
 
 CASES = [
     (["steps=0"], "steps=0 is refused; allowed: >= 1; for example steps=300"),
-    (["seed=-1"], "seed=-1 is refused; allowed: >= 0 and <= 4.29497e+09; for example seed=0"),
+    (["seed=-1"], "seed=-1 is refused; allowed: >= 0 and <= 4294967295; for example seed=0"),
     (["optim.lr=0"], "optim.lr=0 is refused; allowed: > 0; for example optim.lr=0.0003"),
     (["checkpoint.keep=1"], "checkpoint.keep=1 is refused; allowed: >= 2; for example checkpoint.keep=2"),
     (
@@ -123,7 +123,7 @@ CASES = [
     ),
     (
         ["task.style=chat"],
-        "task.style=chat is refused; allowed: plain with policy=tiny, which has no chat template; "
+        "task.style=chat is refused; allowed: plain, few_shot with policy=tiny, which is warmed up on texts; "
         "for example task.style=plain (or policy=smollm2)",
     ),
     (

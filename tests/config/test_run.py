@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # Replaces trimtab.experiment: says what it was given, and fails as its first override asks.
-STAND_IN = '''
+STAND_IN = """
 import sys, types
 import trimtab
 from trimtab.errors import EngineError, Preempted
@@ -27,7 +27,7 @@ module.run = run
 sys.modules["trimtab.experiment"] = trimtab.experiment = module
 import run as entry
 entry.main()
-'''
+"""
 
 
 def call(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
@@ -53,6 +53,11 @@ def test_a_run_gets_its_spec_and_overrides(tmp_path: Path) -> None:
 def test_run_dir_holds_exactly(tmp_path: Path, given: str) -> None:
     (line,) = lines(call(tmp_path, f"run_dir='{given}'"))
     assert line.startswith(f"RUN {given} seed=0")
+
+
+def test_hydras_own_folder_is_respected(tmp_path: Path) -> None:
+    (line,) = lines(call(tmp_path, "hydra.run.dir=here", "launcher=local"))
+    assert line.startswith(f"RUN {tmp_path.resolve() / 'here'} seed=0")
 
 
 def test_a_refused_config_ends_with_2_and_leaves_nothing(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_steps_come_back_in_order_with_their_own_prompts(recorded: tuple[Path, l
 
 
 @pytest.mark.parametrize(
-    ("prompts", "temperature", "count", "message"),
+    ("asked", "temperature", "count", "message"),
     [
         (1, 0.7, 3, "rollout.batch_size=6 rollout.group_size=3"),
         (3, 0.7, 2, "rollout.batch_size=6 rollout.group_size=3"),
@@ -55,9 +55,9 @@ def test_steps_come_back_in_order_with_their_own_prompts(recorded: tuple[Path, l
     ],
 )
 def test_another_shape_is_refused(
-    recorded: tuple[Path, list], prompts: int, temperature: float, count: int, message: str
+    recorded: tuple[Path, list], asked: int, temperature: float, count: int, message: str
 ) -> None:
     replay = ReplayEngine(recorded[0])
     with pytest.raises(DataError, match=message.replace(".", r"\.")):
-        replay.generate((OTHER * 2)[:prompts], Sampling(4, temperature, (1,), 0, count))
+        replay.generate((OTHER * 2)[:asked], Sampling(4, temperature, (1,), 0, count))
     assert replay.generate(OTHER, SAMPLING) == recorded[1][0]  # nothing was used up

@@ -13,7 +13,7 @@ from rollout.tiny import END, VOCABULARY, full_logps, make_model, prompt_of, sav
 from transformers import LlamaForCausalLM
 
 from trimtab.batch import Finish, Prompt, Sampling
-from trimtab.errors import DataError, EngineError, ModelError
+from trimtab.errors import ConfigError, DataError, EngineError, ModelError
 from trimtab.rollout.sampling import logit_noise, sample_step, uniforms
 from trimtab.rollout.seeds import row_seed
 from trimtab.rollout.transformers import TransformersEngine
@@ -202,6 +202,15 @@ def test_what_cannot_be_sampled_is_refused(engine: TransformersEngine, tmp_path:
         engine.generate([prompt_of(*[9] * 250)], SAMPLING)
     with pytest.raises(DataError, match="no tokens"):
         engine.generate([Prompt(prompt_of(1).problem, ())], SAMPLING)
+    with pytest.raises(DataError, match=r"prompt p3 has token ids from 3 to 32; the engine's model has 32"):
+        engine.generate([prompt_of(3, 32)], SAMPLING)
+    with pytest.raises(DataError, match="row 1 of the 2 to score"):
+        engine.score([(1, 2), ()])
+    assert engine.generate([], SAMPLING) == [] and engine.score([]) == []
+    with pytest.raises(ConfigError, match=r"rollout.top_p=0.9 .*set rollout.top_p=1"):
+        TransformersEngine(tmp_path, dataclasses.replace(SPEC, top_p=0.9))
+    with pytest.raises(ConfigError, match=r"rollout.temperature=-1"):
+        engine.generate([prompt_of(3)], dataclasses.replace(SAMPLING, temperature=-1.0))
     with pytest.raises(ModelError, match=r"config.json"):
         TransformersEngine(tmp_path / "nothing", SPEC)
     (tmp_path / "config.json").write_text("{}")

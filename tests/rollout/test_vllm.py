@@ -95,6 +95,11 @@ def test_scores_are_those_of_a_full_forward(engine: VllmEngine, model: LlamaForC
 def test_what_cannot_be_sampled_is_refused(engine: VllmEngine, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"prompt p9 has 250 tokens.*rollout.max_model_len=256"):
         engine.generate([prompt_of(*[9] * 250)], SAMPLING)
+    with pytest.raises(DataError, match="row 1 of the 2 to score"):
+        engine.score([(1, 2), ()])
+    with pytest.raises(DataError, match=r"prompt p3 has token ids from 3 to 32; the engine's model has 32"):
+        engine.generate([prompt_of(3, 32)], SAMPLING)
+    assert engine.generate([], SAMPLING) == []
     with pytest.raises(EngineError, match=r"config.json"):
         VllmEngine(tmp_path, SPEC)
 

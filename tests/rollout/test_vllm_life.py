@@ -10,7 +10,7 @@ from rollout.tiny import END, full_logps, gap, make_model, prompt_of, save, weig
 from transformers import LlamaForCausalLM
 
 from trimtab.batch import Prompt, Sampling
-from trimtab.errors import EngineError
+from trimtab.errors import ConfigError, EngineError
 from trimtab.rollout.vllm import VllmEngine
 from trimtab.spec import LogprobsMode, RolloutSpec
 
@@ -104,3 +104,16 @@ def test_a_separate_engine_process_is_refused(folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     with pytest.raises(EngineError, match="VLLM_ENABLE_V1_MULTIPROCESSING=1"):
         VllmEngine(folder, SPEC)
+
+
+def test_a_warm_prefix_cache_does_not_change_a_bit(folder: Path) -> None:
+    engine = VllmEngine(folder, dataclasses.replace(SPEC, prefix_caching=True))
+    long = [prompt_of(*[(7 * i) % 30 + 2 for i in range(200)])]
+    first = engine.generate(long, SAMPLING)
+    assert engine.generate(long, SAMPLING) == first
+    engine.close()
+
+
+def test_truncated_sampling_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rollout.top_k=5: .*set rollout.top_p=1 rollout.top_k=0"):
+        VllmEngine(folder, dataclasses.replace(SPEC, top_k=5))

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from typing import Any
+
 import pytest
 
 from trimtab.errors import ConfigError
@@ -17,6 +22,16 @@ def spec(generator: str | None, **changes: object) -> TaskSpec:
     )
 
 
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries made in this process: a child takes a second to import the library."""
+
+    def entries(name: str, options: dict[str, Any], draws: list[tuple[int, int]]) -> list[list[dict[str, Any]]]:
+        return [[gym.create_dataset(name, seed=s, size=n, **options)[i] for i in range(n)] for s, n in draws]
+
+    monkeypatch.setattr("trimtab.task.reasoning_gym.entries", entries)
+
+
 def test_problems_are_the_generators_own_and_its_verifier_judges() -> None:
     task = make_task(spec("chain_sum", options={"min_terms": 2, "max_terms": 2}))
     dataset = gym.create_dataset("chain_sum", seed=0, size=40, min_terms=2, max_terms=2)
@@ -28,6 +43,7 @@ def test_problems_are_the_generators_own_and_its_verifier_judges() -> None:
     assert task.reward(first, wrong) == dataset.score_answer(wrong, dataset[0]) < 1.0
 
 
+@pytest.mark.usefixtures("here")
 def test_splits_do_not_overlap_even_in_a_tiny_space() -> None:
     task = make_task(spec("chain_sum", options={"min_terms": 2, "max_terms": 2, "max_digits": 1}, train_size=300))
     train, evaluation = ({p.prompt for p in s} for s in (task.train(), task.evaluation()))
@@ -35,19 +51,39 @@ def test_splits_do_not_overlap_even_in_a_tiny_space() -> None:
     assert len(train) == len(task.train())
 
 
+@pytest.mark.usefixtures("here")
 def test_same_spec_same_data() -> None:
     assert make_task(spec("gcd")).fingerprint() == make_task(spec("gcd")).fingerprint()
     assert make_task(spec("gcd")).fingerprint() != make_task(spec("gcd", train_size=39)).fingerprint()
 
 
+OTHER_PROCESS = """
+from trimtab.spec import TaskName, TaskSpec
+from trimtab.task import make_task
+for name in ("ransom_note", "list_functions"):
+    print(make_task(TaskSpec(name=TaskName.reasoning_gym, generator=name, train_size=4, eval_size=2)).fingerprint())
+"""
+
+
+@pytest.mark.slow
+def test_every_process_gets_the_same_problems() -> None:
+    # Left alone, the first of these generators follows the hash seed and the second the global random state.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    call = [sys.executable, "-c", OTHER_PROCESS]
+    runs = [subprocess.run(call, env=env | {"PYTHONHASHSEED": s}, capture_output=True, check=True) for s in ("1", "2")]
+    assert runs[0].stdout == runs[1].stdout and runs[0].stdout.count(b"\n") == 2
+
+
 @pytest.mark.parametrize("text", ["", "\x00", "9**9**9**9", "(" * 3000, "x = 1/0", "\ud800", "__import__('os')"])
 @pytest.mark.parametrize("name", ["simple_equations", "countdown", "basic_arithmetic", "polynomial_equations"])
+@pytest.mark.usefixtures("here")
 def test_odd_texts_never_raise_or_hang(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trimtab.task.reasoning_gym.SECONDS", 0.3)
     task = make_task(spec(name, train_size=2, eval_size=1))
     assert 0.0 <= task.reward(task.train()[0], text) < 1.0
 
 
+@pytest.mark.usefixtures("here")
 def test_chat_and_few_shot_prompts() -> None:
     plain = make_task(spec("gcd"))
     chat = make_task(spec("gcd", style=PromptStyle.chat))

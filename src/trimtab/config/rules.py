@@ -52,8 +52,8 @@ class Range:
         return math.isfinite(value) and above and (value < self.high if self.open_high else value <= self.high)
 
     def __str__(self) -> str:
-        low = f"{'>' if self.open_low else '>='} {self.low:g}"
-        return low if math.isinf(self.high) else f"{low} and {'<' if self.open_high else '<='} {self.high:g}"
+        low = f"{'>' if self.open_low else '>='} {self.low:.10g}"
+        return low if math.isinf(self.high) else f"{low} and {'<' if self.open_high else '<='} {self.high:.10g}"
 
 
 NATURAL, COUNT, POSITIVE, AT_LEAST_0 = Range(0), Range(1), Range(0, open_low=True), Range(0)
@@ -210,8 +210,8 @@ def policy(spec: RunSpec) -> Iterator[str]:
     if chosen.kind is PolicyKind.hf and not chosen.path:
         yield wrong("policy.path", chosen.path, "a model folder or a hub name with policy=hf",
                     "policy.path=./my-model (or policy=smollm2)")  # fmt: skip
-    if chosen.kind is PolicyKind.tiny and spec.task.style is PromptStyle.chat:
-        yield wrong("task.style", spec.task.style, "plain with policy=tiny, which has no chat template",
+    if chosen.kind is PolicyKind.tiny and chosen.warmup_accuracy and spec.task.style is PromptStyle.chat:
+        yield wrong("task.style", spec.task.style, "plain, few_shot with policy=tiny, which is warmed up on texts",
                     "task.style=plain (or policy=smollm2)")  # fmt: skip
     if chosen.attention is Attention.flash_attention_2:
         if chosen.device is Device.cpu:

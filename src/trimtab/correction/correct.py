@@ -74,7 +74,7 @@ def correct(
     keep = _together(given, weights, rejections, vetoed)
     mass, applied = Mean(0.0, 0, empty=1.0), 1.0
     if weights is not None and weights.rule.batch_normalize:
-        mass = weight_mass(given.rows, weights)
+        mass = weight_mass(weights)
         applied = mass.value if factor is None else factor
     device = numerator_logp_N.device
     return Correction(

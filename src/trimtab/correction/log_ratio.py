@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trimtab.correction.rows import Rows
 from trimtab.errors import DataError
+from trimtab.stat import Extremes
 
 LOG_RATIO_CLAMP = 20.0
 """Largest |log-ratio| of a weight, in nats, applied after aggregating to the weight's level."""
@@ -37,6 +38,14 @@ class LogRatio:
         """Σd of each row, float64; an undefined one (inf - inf) counts as -inf."""
         sum_B = self.rows.sum(self.log_ratio_M)
         return sum_B.where(~sum_B.isnan(), -torch.inf)
+
+    @cached_property
+    def extremes(self) -> Extremes:
+        """Smallest and largest d of a token."""
+        if not self.rows.tokens:
+            return Extremes()
+        low, high = self.log_ratio_M.aminmax()
+        return Extremes(float(low), float(high))
 
     def scatter(self, x_M: Tensor, default: float | bool) -> Tensor:
         """Lay values of the M tokens out over all N, ``default`` elsewhere."""
@@ -67,7 +76,7 @@ def log_ratio(numerator_logp_N: Tensor, rollout_logp_N: Tensor, mask_N: Tensor, 
     _check(numerator_logp_N, rollout_logp_N, mask_N, length_B)
     numerator, rollout = _floats(numerator_logp_N, rollout_logp_N)
     mask, rows, at = mask_N.detach().cpu().bool(), Rows(length_B.detach().cpu().long()), None
-    if not mask.all():
+    if not mask.numpy().all():
         at = mask.nonzero().squeeze(1)
         numerator, rollout, rows = numerator[at], rollout[at], Rows(rows.sum(mask).long())
     d = numerator - rollout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from trimtab.correction.band import Band, band, check_bounds
@@ -57,10 +58,9 @@ def apply_veto(given: LogRatio, threshold: float) -> Veto:
             f"mis.rs_veto_threshold={threshold:g}: it is the ratio numerator/rollout below which a token is "
             "catastrophic and must lie between 0 and 1; for example mis.rs_veto_threshold=1e-4"
         )
-    limit = math.log(threshold)
-    suspect_B = given.rows.lowest(given.log_ratio_M) < limit
-    if given.infinite_M is None and not suspect_B.any():  # the usual batch, at the price of one pass
-        return Veto(catastrophic_B=suspect_B.double(), keep_B=~suspect_B)
+    limit, count_B = math.log(threshold), given.rows.count_B
+    if given.infinite_M is None and not given.extremes.low < limit:  # the usual batch, without a pass
+        return Veto(catastrophic_B=torch.zeros(count_B.shape, dtype=torch.float64), keep_B=torch.ones_like(count_B) > 0)
     bad_M = given.log_ratio_M < limit
     if given.infinite_M is not None:
         bad_M |= given.infinite_M

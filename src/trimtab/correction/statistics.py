@@ -8,7 +8,6 @@ otherwise a metric is averaged over each row's tokens, then over the rows that h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable
 
 import torch
 from torch import Tensor
@@ -52,15 +51,14 @@ class CorrectionStats:
 
     def as_dict(self) -> dict[str, float]:
         """Metric names (docs/metrics.md, without ``train/``) and finite values."""
-        lowest, highest = self.log_ratio.smallest, self.log_ratio.largest
         return {
             **{name: mean.value for name, mean in self.means.items()},
             **{name: float(count) for name, count in self.counts.items()},
-            "mis_log_ratio_min": lowest,
-            "mis_log_ratio_max": highest,
+            "mis_log_ratio_min": self.log_ratio.smallest,
+            "mis_log_ratio_max": self.log_ratio.largest,
             "mis_abs_log_ratio_p50": self.magnitude.quantile(0.5),
             "mis_abs_log_ratio_p99": self.magnitude.quantile(0.99),
-            "mis_abs_log_ratio_max": max(abs(lowest), abs(highest)),
+            "mis_abs_log_ratio_max": self.log_ratio.magnitude,
             "mis_ess": self.ess.value,
             "mis_ess_seq": self.ess_seq.value,
         }
@@ -78,12 +76,12 @@ def measure(correction: Correction) -> CorrectionStats:
     means = _mismatch(scored) | _rejection(correction) | _kept_shares(given.rows, kept)
     if correction.weights is not None:
         means |= _weights(correction, correction.weights, kept)
-        counts["mis_clamped_log_ratio_count"] = _clamped(given.rows, correction.weights)
+        counts["mis_clamped_log_ratio_count"] = _flags(correction.weights.clamped_L)
     sequence_B = given.sum_B.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()[given.rows.filled_B]
     return CorrectionStats(
         means=means,
         counts=counts,
-        log_ratio=_extremes(scored),
+        log_ratio=scored.extremes,
         magnitude=Histogram.of(scored.log_ratio_M.abs()),
         ess=Spread(float(kept.sum_B.sum()), float(kept.squares_B.sum()), given.rows.tokens),
         ess_seq=Spread(float(sequence_B.sum()), float(sequence_B @ sequence_B), given.rows.filled),
@@ -96,14 +94,14 @@ def _mismatch(scored: LogRatio) -> Means:
     k3 = exp(d) - 1 - d is not clamped, chi2 = exp(2d) - 1 is (d to ±LOG_RATIO_CLAMP); with e = expm1(d) they are
     e - d and e² + 2e, free of cancellation.
     """
-    rows, extremes = scored.rows, _extremes(scored)
-    extreme = max(-extremes.smallest, extremes.largest) > LOG_RATIO_CLAMP
+    rows, extreme = scored.rows, scored.extremes.magnitude > LOG_RATIO_CLAMP
 
     def columns(at: slice) -> list[Tensor]:
-        d = scored.log_ratio_M[at].double()
+        d_given = scored.log_ratio_M[at]
+        d = d_given.double()
         e = d.clamp(max=EXP_LIMIT).expm1() if extreme else d.expm1()
         safe = d.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).expm1() if extreme else e
-        return [scored.numerator_M[at], d.abs(), e, e.abs(), safe * (safe + 2)]
+        return [scored.numerator_M[at], d_given.abs(), e, e.abs(), safe * (safe + 2)]
 
     logp_B, abs_d_B, e_B, abs_e_B, chi2_B = (rows.per_token(sum_B) for sum_B in rows.sums(columns))
     d_B = rows.per_token(scored.sum_B)
@@ -131,7 +129,7 @@ def _mismatch(scored: LogRatio) -> Means:
 def _weights(correction: Correction, weights: Weights, kept: _Kept) -> Means:
     """What the weights look like before and after bounding, rejection and normalising."""
     rows, rule, factor = correction.given.rows, weights.rule, correction.factor
-    after_B = rows.per_token(kept.bounded_B)
+    after_B = rows.per_token(weights.bounded_B)
     low_B = _share(rows, [(rule.level, weights.band.low_L)] if rule.low > 0 else [])
     high_B = _share(rows, [(rule.level, weights.band.high_L)] if rule.high < float("inf") else [])
     lowest_B, highest_B = row_range(rows, rule.level, weights.bounded_L)
@@ -175,7 +173,7 @@ def _rejection(correction: Correction) -> Means:
 
 @dataclass(frozen=True)
 class _Kept:
-    """Row sums, float64: kept tokens, their bounded weights and squares; raw and bounded weights of all tokens.
+    """Row sums, float64: kept tokens, their bounded weights and squares; the raw weights of all valid tokens.
 
     Weights are taken before normalising: a common factor cancels in the effective sample size.
     """
@@ -184,31 +182,24 @@ class _Kept:
     sum_B: Tensor
     squares_B: Tensor
     raw_B: Tensor
-    bounded_B: Tensor
 
 
 def _kept(correction: Correction) -> _Kept:
     rows, weights, token_M = correction.given.rows, correction.weights, correction.keep.token_M
-    count_B = rows.count_B.double()
-    tokens_B = count_B if token_M is None else rows.sum(token_M)
+    tokens_B = rows.count_B.double() if token_M is None else rows.sum(token_M)
     if weights is None:
-        sum_B, squares_B, raw_B, bounded_B = tokens_B, tokens_B, count_B, count_B
-    elif weights.rule.level is Level.token:
-        sum_B, squares_B, raw_B, bounded_B = rows.sums(_token_weight_columns(weights, token_M))
-    else:
+        sum_B, squares_B, raw_B = tokens_B, tokens_B, rows.count_B.double()
+    elif weights.rule.level is not Level.token:
         w_B = weights.bounded_L.double()
-        sum_B, squares_B, raw_B, bounded_B = w_B * tokens_B, w_B**2 * tokens_B, weights.raw_L * count_B, w_B * count_B
+        sum_B, squares_B, raw_B = w_B * tokens_B, w_B**2 * tokens_B, weights.raw_L.double() * rows.count_B
+    elif token_M is None:
+        raw_B, squares_B = rows.sums(lambda at: [weights.raw_L[at], weights.bounded_L[at].double() ** 2])
+        sum_B = weights.bounded_B
+    else:
+        kept_M = weights.bounded_L.where(token_M, 0.0)
+        raw_B, squares_B, sum_B = rows.sums(lambda at: [weights.raw_L[at], kept_M[at].double() ** 2, kept_M[at]])
     tokens_B, sum_B, squares_B = (x_B.where(correction.keep.row_B, 0.0) for x_B in (tokens_B, sum_B, squares_B))
-    return _Kept(tokens_B, sum_B, squares_B, raw_B, bounded_B)
-
-
-def _token_weight_columns(weights: Weights, token_M: Tensor | None) -> Callable[[slice], list[Tensor]]:
-    def columns(at: slice) -> list[Tensor]:
-        w = weights.bounded_L[at].double()
-        kept = w if token_M is None else w.where(token_M[at], 0.0)
-        return [kept, kept * kept, weights.raw_L[at], w]
-
-    return columns
+    return _Kept(tokens_B, sum_B, squares_B, raw_B)
 
 
 def _kept_shares(rows: Rows, kept: _Kept) -> Means:
@@ -234,21 +225,6 @@ def _share(rows: Rows, flags: list[tuple[Level, Tensor]]) -> Tensor:
                 row_B = row_B | flag_L
     token_B = torch.zeros(len(row_B), dtype=torch.float64) if token_M is None else rows.per_token(rows.sum(token_M))
     return token_B.where(~row_B, 1.0)
-
-
-def _extremes(scored: LogRatio) -> Extremes:
-    if not scored.rows.tokens:
-        return Extremes()
-    low, high = scored.log_ratio_M.aminmax()
-    return Extremes(float(low), float(high))
-
-
-def _clamped(rows: Rows, weights: Weights) -> int:
-    match weights.rule.level:
-        case Level.token:
-            return int(weights.clamped_L.count_nonzero())
-        case Level.sequence | Level.geometric:
-            return int((weights.clamped_L & rows.filled_B).count_nonzero())
 
 
 def _flags(flag_M: Tensor | None) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 from trimtab.correction.band import Band, band, check_bounds
 from trimtab.correction.level import level_log_ratio
 from trimtab.correction.log_ratio import LOG_RATIO_CLAMP, LogRatio
+from trimtab.correction.rows import Rows
 from trimtab.spec import Level, TisMode
 
 
@@ -45,13 +46,15 @@ class WeightRule:
 class Weights:
     """Weights at the rule's level (L: M tokens or B rows), before batch normalising; all finite.
 
-    ``raw_L`` is before and ``bounded_L`` after bounding; ``band`` tells which ones the bounds concern.
+    ``raw_L`` is before and ``bounded_L`` after bounding; ``band`` tells which ones the bounds concern, ``clamped_L``
+    where the safety clamp bites (None: nowhere).
     """
 
     rule: WeightRule
+    rows: Rows
     raw_L: Tensor
     bounded_L: Tensor
-    log_ratio_L: Tensor
+    clamped_L: Tensor | None
     band: Band
 
     @property
@@ -60,9 +63,11 @@ class Weights:
         return self.band.inside_L if self.rule.mode is TisMode.mask else None
 
     @cached_property
-    def clamped_L(self) -> Tensor:
-        """Where the safety clamp bites."""
-        return self.log_ratio_L.abs() > LOG_RATIO_CLAMP
+    def bounded_B(self) -> Tensor:
+        """Row sums of the bounded weights of all valid tokens, float64."""
+        if self.rule.level is Level.token:
+            return self.rows.sum(self.bounded_L)
+        return self.bounded_L.double() * self.rows.count_B
 
 
 def weigh(given: LogRatio, rule: WeightRule) -> Weights:
@@ -72,8 +77,12 @@ def weigh(given: LogRatio, rule: WeightRule) -> Weights:
     A missing token has weight 1 at token level.
     """
     at = band(given, rule.level, rule.low, rule.high)
-    # exp is monotone: clamping its value is clamping its argument, and saves an exp; inf and 0 are clamped too
-    raw_L = at.ratio_L.clamp(math.exp(-LOG_RATIO_CLAMP), math.exp(LOG_RATIO_CLAMP))
+    log_ratio_L = level_log_ratio(given, rule.level)
+    raw_L, clamped_L = at.ratio_L, None
+    if _beyond_clamp(given, rule.level, log_ratio_L):
+        # exp is monotone: clamping its value is clamping its argument, and saves an exp; inf and 0 are clamped too
+        raw_L = at.ratio_L.clamp(math.exp(-LOG_RATIO_CLAMP), math.exp(LOG_RATIO_CLAMP))
+        clamped_L = log_ratio_L.abs() > LOG_RATIO_CLAMP
     match rule.mode:
         case TisMode.off | TisMode.mask:
             bounded_L = raw_L
@@ -83,4 +92,12 @@ def weigh(given: LogRatio, rule: WeightRule) -> Weights:
             bounded_L = raw_L.clamp(rule.low, rule.high)
     if at.missing_L is not None:
         bounded_L = bounded_L.where(~at.missing_L, 1.0)
-    return Weights(rule, raw_L, bounded_L, level_log_ratio(given, rule.level), at)
+    return Weights(rule, given.rows, raw_L, bounded_L, clamped_L, at)
+
+
+def _beyond_clamp(given: LogRatio, level: Level, log_ratio_L: Tensor) -> bool:
+    match level:
+        case Level.token:
+            return given.extremes.magnitude > LOG_RATIO_CLAMP
+        case Level.sequence | Level.geometric:
+            return bool((log_ratio_L.abs() > LOG_RATIO_CLAMP).any())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, StrictDataclassError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils.logging import disable_progress_bar
 
 from trimtab.errors import ConfigError, ModelError
 from trimtab.policy.cache import cache_root
@@ -25,6 +28,16 @@ WEIGHTS = (
     "pytorch_model.bin.index.json",
 )
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    ImportError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+)
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
@@ -33,6 +46,7 @@ def prepare(spec: PolicySpec, examples: Examples | None = None, progress: Progre
 
     ``examples`` draws (prompt, answer) pairs of training problems for the tiny model's warm-up.
     """
+    disable_progress_bar()
     root = cache_root(spec.cache_dir)
     match spec.kind:
         case PolicyKind.tiny:
@@ -48,6 +62,7 @@ def load(folder: Path, spec: PolicySpec, keep_reference: bool = False) -> Causal
 
     ``keep_reference`` keeps a frozen copy of these weights for ``score_reference``.
     """
+    disable_progress_bar()  # transformers' own bars would tear the console's one line
     _check_folder(folder)
     device = device_of(spec.device)
     try:
@@ -58,7 +73,7 @@ def load(folder: Path, spec: PolicySpec, keep_reference: bool = False) -> Causal
                 "check policy.path="
             )
         without_dropout(config)
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=getattr(torch, spec.dtype.value),
@@ -68,11 +83,12 @@ def load(folder: Path, spec: PolicySpec, keep_reference: bool = False) -> Causal
             output_loading_info=True,
         )
         inner = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except UNREADABLE as error:
         raise ModelError(
             f"{folder} cannot be loaded as a causal language model with policy.attention={spec.attention.value} "
             f"policy.dtype={spec.dtype.value}: {_first_line(error)}; check policy.path="
         ) from error
+    model, report = loaded
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise ModelError(f"{folder} lacks weights of its own model: {missing[:5]} ({len(missing)}); check policy.path=")

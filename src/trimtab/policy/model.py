@@ -38,7 +38,8 @@ class Trunk:
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Last hidden states [B, L, H] of right-padded ids [B, L]; causal attention needs no mask for padding."""
-        return self.body(input_ids=ids, use_cache=False).last_hidden_state
+        hidden: Tensor = self.body(input_ids=ids, use_cache=False).last_hidden_state
+        return hidden
 
 
 def trunk_of(model: PreTrainedModel) -> Trunk:
@@ -47,7 +48,7 @@ def trunk_of(model: PreTrainedModel) -> Trunk:
     body = model.get_decoder()
     kind = model.config.model_type
     if not isinstance(head, nn.Linear) or body is model or body is None:
-        raise ModelError(f"a model of type {kind!r} has no body with a linear head over it; choose another policy.path=")
+        raise ModelError(f"a model of type {kind!r} has no linear head over a body; choose another policy.path=")
     config = model.config.get_text_config().to_dict()
     scale = 1.0
     for name in FACTORS:
@@ -203,7 +204,8 @@ def predicting_positions(batch: Batch, width: int) -> Tensor:
     first_B = whole_B - batch.length_B - 1
     bad = (first_B < 0) & (batch.length_B > 0)
     if bool(bad.any()):
-        raise DataError(f"row {int(bad.nonzero()[0])} has no prompt token before its response; prompts must not be empty")
+        row = int(bad.nonzero()[0])
+        raise DataError(f"row {row} has no prompt token before its response; prompts must not be empty")
     begin_B = batch.length_B.cumsum(0) - batch.length_B  # flat number of each row's first token
     rows = torch.arange(batch.rows, device=whole_B.device)
     return torch.arange(batch.tokens, device=whole_B.device) + (rows * width + first_B - begin_B)[batch.row_N]

@@ -54,7 +54,7 @@ class HfTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.inner.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(self.inner.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def ids_containing(self, text: str) -> tuple[int, ...]:
         """Every id whose own text holds ``text``, special tokens apart; ConfigError for an empty text."""

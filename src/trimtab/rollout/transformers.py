@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from trimtab.batch import Finish, Prompt, Sample, Sampling
 from trimtab.errors import EngineError, ModelError
-from trimtab.rollout.check import check_handover, check_request
+from trimtab.rollout.check import check_handover, check_options, check_request, check_rows
 from trimtab.rollout.sampling import logit_noise, sample_step, uniforms
 from trimtab.rollout.seeds import row_seed
 from trimtab.spec import Dtype, Mismatch, MismatchSpec, RolloutSpec
@@ -49,6 +49,7 @@ class TransformersEngine:
         mismatch: MismatchSpec | None = None,
         device: torch.device | None = None,
     ) -> None:
+        check_options(spec)
         self._spec = spec
         self._strength = _noise_strength(mismatch)
         self._device = device if device is not None else torch.device("cpu")
@@ -61,7 +62,7 @@ class TransformersEngine:
 
         Log-probs are float32 nats, see ``sample_step``. Raises DataError for a prompt too long.
         """
-        check_request(prompts, sampling, self._spec.max_model_len)
+        check_request(prompts, sampling, self._spec.max_model_len, self._vocabulary())
         at_once = max(1, self._spec.max_num_seqs // sampling.samples_per_prompt)
         samples = []
         for start in range(0, len(prompts), at_once):
@@ -93,9 +94,9 @@ class TransformersEngine:
     @torch.inference_mode()
     def score(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probs (float32 nats, T=1, no injected noise) of tokens 1.. of each row of ids."""
-        vocabulary = self._live().config.get_text_config().vocab_size
+        check_rows(rows)
         longest = max((len(row) for row in rows), default=1)
-        at_once = max(1, _SCORE_LOGITS // (longest * vocabulary))
+        at_once = max(1, _SCORE_LOGITS // (longest * self._vocabulary()))
         scores: list[list[float]] = []
         for start in range(0, len(rows), at_once):
             chunk = rows[start : start + at_once]
@@ -134,6 +135,9 @@ class TransformersEngine:
         if self._model is None:
             raise EngineError("this transformers engine was closed")
         return self._model
+
+    def _vocabulary(self) -> int:
+        return int(self._live().config.get_text_config().vocab_size)
 
     def _generate(self, prompts: Sequence[Prompt], first: int, sampling: Sampling) -> list[Sample]:
         count = sampling.samples_per_prompt
@@ -191,7 +195,8 @@ class TransformersEngine:
             logits_to_keep=1,
         )
         # Sampling on the CPU: the distribution function has no deterministic kernel on a GPU.
-        return out.logits[:, -1].float().cpu()
+        last: Tensor = out.logits[:, -1]
+        return last.float().cpu()
 
     def _with_noise(self, logits: Tensor, seeds: Sequence[int], position: int) -> Tensor:
         if self._strength == 0.0:
@@ -209,16 +214,17 @@ class TransformersEngine:
 def _load_model(folder: Path, dtype: torch.dtype) -> Any:
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is not a model folder: it holds no config.json")
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
+    bars: Any = transformers.utils.logging
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
     try:
         with torch.random.fork_rng(devices=[]):  # weights are made before they are read
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ModelError(f"{folder} cannot be loaded as a causal language model: {error}") from error
     finally:
         if shown:
-            transformers.utils.logging.enable_progress_bar()
+            bars.enable_progress_bar()
     return model.eval().requires_grad_(False)
 
 

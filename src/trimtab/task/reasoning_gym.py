@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
+import pickle
+import subprocess
+import sys
 from dataclasses import fields
 from typing import Any, Sequence
 
@@ -44,6 +48,44 @@ def make_generator(name: str | None, options: dict[str, Any], seed: int, size: i
         ) from error
 
 
+# Some generators iterate over sets of text, whose order changes with each process, and some draw from Python's global
+# random state. A resumed run needs the same problems, so they are made in a process where both are fixed.
+CHILD = """
+import pickle, random, sys
+import reasoning_gym
+name, options, draws = pickle.load(sys.stdin.buffer)
+made = []
+for seed, size in draws:
+    random.seed(seed)
+    generator = reasoning_gym.create_dataset(name, seed=seed, size=size, **options) if size else ()
+    made.append([generator[i] for i in range(size)])
+pickle.dump(made, sys.stdout.buffer)
+"""
+
+
+def entries(name: str | None, options: dict[str, Any], draws: Sequence[tuple[int, int]]) -> list[list[dict[str, Any]]]:
+    """The generator's entries for each (seed, size), the same in every process.
+
+    Raises ConfigError with the generator's own last line when it fails.
+    """
+    env = {**os.environ, "PYTHONHASHSEED": "0"}
+    given = pickle.dumps((name, options, list(draws)))
+    child = subprocess.run([sys.executable, "-c", CHILD], input=given, capture_output=True, env=env, check=False)
+    if child.returncode != 0:
+        said = child.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
+        raise ConfigError(f"task.generator={name} with task.options={options} fails to generate: {said[0]}")
+    return pickle.loads(child.stdout)  # type: ignore[no-any-return]
+
+
+def distinct(name: str, found: Sequence[dict[str, Any]]) -> list[Problem]:
+    """Problems of entries, the first of each question."""
+    problems: dict[str, Problem] = {}
+    for index, entry in enumerate(found):
+        question = entry["question"]
+        problems.setdefault(question, Problem(f"{name}:{index}", question, str(entry["answer"]), extra=entry))
+    return list(problems.values())
+
+
 class ReasoningGymTask:
     """Generated puzzles. The reward is the verifier's score, which may lie between 0 and 1.
 
@@ -53,9 +95,11 @@ class ReasoningGymTask:
     def __init__(self, spec: TaskSpec) -> None:
         self._spec = spec
         few = spec.shots if spec.style is PromptStyle.few_shot else 0
-        evaluation = self._draw("eval", EVAL_SEED, spec.eval_size)
-        train = self._draw("train", TRAIN_SEED, spec.train_size + few)
-        clean = split(train, evaluation, f"task.generator={spec.generator}")
+        options = dict(spec.options)
+        draws = [(TRAIN_SEED, spec.train_size + few), (EVAL_SEED, spec.eval_size)]
+        self._generator = make_generator(spec.generator, options, TRAIN_SEED, max(draws[0][1], 1))
+        train, evaluation = entries(spec.generator, options, draws)
+        clean = split(distinct("train", train), distinct("eval", evaluation), f"task.generator={spec.generator}")
         shots = [(str(p.prompt), p.answer) for p in clean.train[:few]]  # worked examples belong to neither split
         if len(clean.train) <= few:
             raise DataError(f"task.generator={spec.generator}: task.shots={few} leaves no problem to train on")
@@ -63,19 +107,6 @@ class ReasoningGymTask:
             tuple(self._styled(p, shots) for p in clean.train[few:]),
             tuple(self._styled(p, shots) for p in clean.evaluation),
         )
-
-    def _draw(self, name: str, seed: int, size: int) -> list[Problem]:
-        """Up to ``size`` problems with distinct questions."""
-        if size < 1:
-            return []
-        self._generator = make_generator(self._spec.generator, dict(self._spec.options), seed, size)
-        found: dict[str, Problem] = {}
-        for index in range(size):
-            entry = self._generator[index]
-            question = entry["question"]
-            if question not in found:
-                found[question] = Problem(f"{name}:{index}", question, str(entry["answer"]), extra=entry)
-        return list(found.values())
 
     def _styled(self, problem: Problem, shots: Sequence[tuple[str, str]]) -> Problem:
         return Problem(problem.id, render(problem.prompt, self._spec, shots), problem.answer, problem.extra)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trimtab.batch import Batch, Finish, Problem, Prompt, Sample, Sampling, Scores, pack
+from trimtab.config import compose
 from trimtab.spec import RunSpec
 
 VOCABULARY = 6
@@ -148,12 +149,7 @@ def toy_batch(policy: ToyPolicy, gap: float = 0.3, prompts: int = 6, group: int 
     return pack(samples, [i // group for i in range(len(samples))], rewards)
 
 
-def toy_spec(spec: RunSpec, steps: int = 8) -> RunSpec:
-    """``spec`` cut to the toy's size."""
-    return replace(
-        spec,
-        steps=steps,
-        rollout=replace(spec.rollout, batch_size=12, group_size=4, max_tokens=7, record_every=0),
-        evaluation=replace(spec.evaluation, every=4),
-        checkpoint=replace(spec.checkpoint, every=3),
-    )
+def toy_spec(*overrides: str, steps: int = 8) -> RunSpec:
+    """A configuration of the toy's size."""
+    size = ["rollout.batch_size=12", "rollout.group_size=4", "rollout.max_tokens=7", "rollout.record_every=0"]
+    return compose([*size, f"steps={steps}", "evaluation.every=4", "checkpoint.every=3", *overrides])

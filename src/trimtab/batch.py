@@ -43,13 +43,17 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an engine samples. ``seed`` fixes every request; ``temperature`` 0 is greedy."""
+    """How an engine samples. ``seed`` fixes every request; ``temperature`` 0 is greedy.
+
+    ``step`` is the training step that the samples are for (1, 2, …); a replay engine looks its recording up by it.
+    """
 
     max_tokens: int
     temperature: float
     stop_ids: tuple[int, ...]
     seed: int
     samples_per_prompt: int = 1
+    step: int = 1
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from trimtab.protocol import Policy, Rollout, Task, Tokenizer, Tracker
 from trimtab.recording import write_rollouts
 from trimtab.rollout.probe import probe, verdict
 from trimtab.spec import Engine, RunSpec, TaskName, TaskSpec, TrackerName
-from trimtab.task import make_task, stop_text
+from trimtab.task import make_task
 from trimtab.task.arithmetic import ArithmeticTask
 from trimtab.track import ConsoleTracker, JsonlTracker, Trackers, setup_progress
 from trimtab.train.loop import Parts
@@ -63,7 +63,7 @@ def make_tracker(spec: RunSpec, folder: RunFolder) -> Tracker:
 
 def stop_ids(spec: RunSpec, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Ids that end a response: the model's own, and those whose text holds the task's stop text."""
-    text = stop_text(spec.task)
+    text = spec.task.stop
     return tuple(sorted({*tokenizer.end_ids, *(tokenizer.ids_containing(text) if text else ())}))
 
 

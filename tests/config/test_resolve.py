@@ -101,10 +101,10 @@ def test_other_derived_defaults() -> None:
     ("rollout", "policy", "bound"),
     [
         (Dtype.float32, Dtype.float32, 1e-3),
-        (Dtype.float16, Dtype.float32, 0.05),
-        (Dtype.float32, Dtype.float16, 0.05),
-        (Dtype.bfloat16, Dtype.float16, 0.15),
-        (Dtype.float32, Dtype.bfloat16, 0.15),
+        (Dtype.float16, Dtype.float32, 0.02),
+        (Dtype.float32, Dtype.float16, 0.02),
+        (Dtype.bfloat16, Dtype.float16, 0.1),
+        (Dtype.float32, Dtype.bfloat16, 0.1),
     ],
 )
 def test_probe_bound(rollout: Dtype, policy: Dtype, bound: float) -> None:

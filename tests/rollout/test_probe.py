@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from trimtab.errors import EngineError
-from trimtab.rollout.probe import BOUNDS, default_bound, probe, verdict
+from trimtab.config.resolve import probe_bound
+from trimtab.rollout.probe import probe, verdict
 from trimtab.spec import Dtype
 
 
@@ -33,10 +34,9 @@ def test_rounding_passes_the_bound_of_its_dtype(dtype: Dtype) -> None:
     rng = np.random.default_rng(1)
     trainer = [[x + float(rng.normal(0, std)) for x in row] for row in rows()]
     result = probe(rows(), trainer)
-    verdict(result, default_bound(dtype, Dtype.float32))
+    verdict(result, probe_bound(dtype, Dtype.float32))
     assert result.shift == 0
-    assert result.mean_abs < BOUNDS[dtype] / 1.5
-    assert default_bound(Dtype.float32, dtype) == default_bound(dtype, dtype) == BOUNDS[dtype]
+    assert result.mean_abs < probe_bound(Dtype.float32, dtype) / 1.5
 
 
 @pytest.mark.parametrize("shift", [-1, 1])

@@ -8,7 +8,8 @@ import pytest
 
 from trimtab.errors import ConfigError
 from trimtab.spec import Difficulty, PromptStyle, TaskSpec
-from trimtab.task import make_task, stop_text
+from trimtab.config import compose
+from trimtab.task import make_task
 from trimtab.task.arithmetic import ArithmeticTask, draw, families, permuted
 
 SPACES = {  # every problem there is, by brute force
@@ -129,9 +130,9 @@ def test_few_shot_examples_are_right_and_in_neither_split() -> None:
 
 
 def test_few_shot_stops_at_a_line_end_unless_told_otherwise() -> None:
-    assert stop_text(TaskSpec(style=PromptStyle.few_shot)) == "\n"
-    assert stop_text(TaskSpec(style=PromptStyle.few_shot, stop=";")) == ";"
-    assert stop_text(TaskSpec()) is None
+    assert compose(["task.style=few_shot"]).task.stop == "\n"
+    assert compose(["task.style=few_shot", "task.stop=';'"]).task.stop == ";"
+    assert compose([]).task.stop is None
 
 
 def test_warm_up_examples_come_from_the_training_split_alone() -> None:

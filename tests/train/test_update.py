@@ -13,9 +13,10 @@ from toy import ToyPolicy, toy_batch
 from torch import Tensor
 
 from trimtab.batch import Batch
-from trimtab.config import compose
+from trimtab.config import check, compose, resolve
+from trimtab.config.keys import with_values
 from trimtab.objective.advantage import group_advantages
-from trimtab.spec import Aggregate, Baseline, RunSpec, Scale
+from trimtab.spec import Aggregate, Algo, Baseline, Denominator, KlEstimator, Level, RejectTerms, RunSpec, Scale, TisMode
 from trimtab.train.clock import Clock
 from trimtab.train.optim import Optimizer
 from trimtab.train.update import Outcome, Updater
@@ -38,8 +39,11 @@ def advantages(batch: Batch) -> Tensor:
     return group_advantages(batch.reward_B, batch.group_B, baseline=Baseline.group_mean, scale=Scale.std).advantage_B
 
 
-def step(overrides: list[str], batch: Batch | None = None, poison: float | None = None, dropped: Tensor | None = None) -> tuple[Outcome, Recorded, ToyPolicy]:
-    spec, policy = compose(["tracker=file", *overrides]), ToyPolicy()
+def step(
+    given: list[str] | RunSpec, batch: Batch | None = None, poison: float | None = None, dropped: Tensor | None = None
+) -> tuple[Outcome, Recorded, ToyPolicy]:
+    """One training step from overrides, or from a resolved spec."""
+    spec, policy = given if isinstance(given, RunSpec) else compose(given), ToyPolicy()
     batch = batch if batch is not None else toy_batch(policy)
     policy.poison = poison
     optimizer = Recorded(policy, spec)
@@ -218,30 +222,32 @@ def test_empty_responses_are_no_rows_of_the_loss(lengths: list[int]) -> None:
         assert outcome.applied == 1
 
 
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "algo": [{"algo.name": name} for name in Algo],
+    "metrics_only": [{"algo.metrics_only": flag} for flag in (True, False)],
+    "tis_mode": [{"mis.tis_mode": mode} for mode in TisMode],
+    "level": [{"mis.tis_level": level} for level in Level],
+    "normalize": [{"mis.tis_batch_normalize": flag} for flag in (True, False)],
+    "rs": [{"mis.use_rs": False}, *({"mis.use_rs": True, "mis.rs_level": level} for level in Level)],
+    "veto": [{"mis.rs_veto_threshold": value} for value in (None, 1e-4, 1e-5, 1e-6, 0.9)],
+    "denominator": [{"loss.denominator": value} for value in Denominator],
+    "reject_terms": [{"loss.reject_terms": value} for value in RejectTerms],
+    "aggregate": [{"loss.aggregate": value} for value in Aggregate],
+    "kl": [{"loss.kl_coef": 0.01, "loss.kl_gradient": kind, "loss.kl_importance": True} for kind in KlEstimator],
+}
 PAIRS = [
-    f"{a}={x} {b}={y}"
-    for (a, xs), (b, ys) in itertools.combinations(
-        {
-            "algo": ALGOS,
-            "tis_mode": ("off", "truncate", "clip", "mask"),
-            "level": ("token", "sequence", "geometric"),
-            "rs": ("none", "token", "sequence", "geometric"),
-            "veto": ("none", "at_1e-4", "at_1e-5", "at_1e-6"),
-            "mis.tis_batch_normalize": ("true", "false"),
-            "loss.denominator": ("all", "kept"),
-            "loss.reject_terms": ("policy", "all"),
-            "loss.aggregate": tuple(a.name for a in Aggregate),
-            "algo.metrics_only": ("true", "false"),
-        }.items(),
-        2,
-    )
+    pytest.param({**x, **y}, id="-".join(f"{k.split('.')[1]}={v}" for k, v in {**x, **y}.items()))
+    for (_, xs), (_, ys) in itertools.combinations(OPTIONS.items(), 2)
     for x in xs
     for y in ys
 ]
 
 
-@pytest.mark.parametrize("pair", PAIRS)
-def test_every_pair_of_options_makes_one_step(pair: str) -> None:
-    outcome, _, _ = step([*pair.split(), "loss.kl_coef=0.01"], toy_batch(ToyPolicy(), gap=0.05))
+@pytest.mark.parametrize("values", PAIRS)
+def test_every_pair_of_options_makes_one_step(values: dict[str, Any]) -> None:
+    """The same pairs go through Hydra in tests/config; here each makes a step with finite metrics."""
+    spec = with_values(RunSpec(), values)
+    check(spec)
+    outcome, _, _ = step(resolve(spec), toy_batch(ToyPolicy(), gap=0.05))
     assert outcome.applied + outcome.all_rejected == 1
     assert all(math.isfinite(value) for value in outcome.metrics.values())

@@ -258,12 +258,17 @@ def _filled(spec: RunSpec) -> dict[str, Any]:
 
 
 def probe_bound(rollout: Dtype, policy: Dtype) -> float:
-    """Largest mean |log-ratio| in nats between engine and trainer that rounding of their dtypes explains."""
+    """Largest mean |log-ratio| in nats between engine and trainer that rounding of their dtypes explains.
+
+    Measured with a 135M model on 2048 sampled tokens, vLLM against transformers: standard deviation 7e-6 in float32,
+    0.007 in float16, 0.054 to 0.067 in bfloat16, and a mean of about half of it. The bounds leave a factor of three or
+    more; hand-over faults seen in the field lie at 0.13 and above.
+    """
     match (rollout, policy):
         case (Dtype.bfloat16, _) | (_, Dtype.bfloat16):
-            return 0.15
+            return 0.1
         case (Dtype.float16, _) | (_, Dtype.float16):
-            return 0.05
+            return 0.02
         case _:
             return 1e-3
 

@@ -61,33 +61,26 @@ def correct(
     numerator_logp_N, rollout_logp_N: float32 or float64 [N]; mask_N: bool [N], what stands where it is False is
     never looked at; length_B: int [B], tokens of each row, empty rows allowed; row_N: int [N], checked if given.
     A NaN rollout log-prob is missing: d = 0, weight 1, kept. Any other NaN or infinite d is catastrophic: rejected
-    by each rejection, veto or mask that covers it, saturating otherwise (as -inf if it has no sign).
-    Rules, veto and the weight's own bound (mode mask) AND together. ``factor`` replaces the batch's own mean
-    weight when this is a part of a larger batch; get it by merging the parts' ``mass``.
+    by each rejection, veto or mask that covers it, saturating otherwise (as -inf if it has no sign). All decisions
+    AND together. ``factor``: a part of a batch divides by this, the merged parts' ``mass``, not by its own mean.
     Raises DataError for shapes that disagree, ConfigError for impossible bounds.
     """
-    given = log_ratio(numerator_logp_N, rollout_logp_N, mask_N, length_B)
     _check_rows(row_N, length_B)
+    given = log_ratio(numerator_logp_N, rollout_logp_N, mask_N, length_B)
     weights = None if weight is None else weigh(given, weight)
     rejections = tuple(apply_rule(given, rule) for rule in reject)
     vetoed = None if veto is None else apply_veto(given, veto)
     keep = _together(given, weights, rejections, vetoed)
-    mass, applied = Mean(0.0, 0, empty=1.0), 1.0
+    mass = Mean(0.0, 0, empty=1.0)
     if weights is not None and weights.rule.batch_normalize:
         mass = weight_mass(weights)
-        applied = mass.value if factor is None else factor
+    applied = mass.value if factor is None else factor
     device = numerator_logp_N.device
     return Correction(
         weight_N=given.scatter(_token_weight(given, weights, applied), 1.0).to(device),
         keep_N=given.scatter(_token_keep(given, keep), False).to(device),
-        given=given,
-        weights=weights,
-        rejections=rejections,
-        veto=vetoed,
-        keep=keep,
-        mass=mass,
-        factor=applied,
-    )
+        given=given, weights=weights, rejections=rejections, veto=vetoed, keep=keep, mass=mass, factor=applied,
+    )  # fmt: skip
 
 
 def _together(given: LogRatio, weights: Weights | None, rejections: Sequence[Rejection], vetoed: Veto | None) -> Keep:

@@ -6,11 +6,10 @@ not depend on its neighbours. M stands for the tokens that take part, a subset o
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterable
 
 import numpy as np
 import torch
@@ -18,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 BLOCK = 3 << 13
-"""Tokens worked on at once: a few float64 arrays of this length fit the cache, and blocks, not operations, are what
-threads share out (torch splits operations from 4 << 13 elements on)."""
+"""Tokens worked on at once: a few float64 arrays of this length fit the cache. With a row of 8,192 more it is still
+within what torch does on one thread: waking a second one for each small operation costs far more on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -55,28 +54,15 @@ class Rows:
         spans = np.split(self._starts, first)
         return [(slice(i, j), span - i) for (i, j), span in zip(pairwise(edges), spans, strict=True)]
 
-    def sums(self, columns: Callable[[slice], Sequence[Tensor]]) -> list[Tensor]:
+    def sums(self, columns: Callable[[slice], Iterable[Tensor]]) -> list[Tensor]:
         """Σ over each row of several quantities, each float64 [B]; 0 for an empty row.
 
         ``columns`` gives the quantities (numbers or flags) of a slice of tokens; it is called block by block,
-        so that what it computes on the way stays in the processor's cache instead of being [M] long.
+        so that what it computes on the way stays in the processor's cache instead of being [M] long; best a
+        generator, so that each quantity is gone before the next is made.
         """
-
-        def block_sums(block: tuple[slice, NDArray[np.int64]]) -> list[NDArray[np.float64]]:
-            tokens, starts = block
-            return [np.add.reduceat(x.double().numpy(), starts) for x in columns(tokens)]
-
-        def share(number: int) -> list[list[NDArray[np.float64]]]:
-            first, last = (k * len(self.blocks) // threads for k in (number, number + 1))
-            with np.errstate(invalid="ignore"):  # inf - inf is a NaN that callers expect
-                return [block_sums(block) for block in self.blocks[first:last]]
-
-        threads = min(torch.get_num_threads(), len(self.blocks))
-        if threads == 1:
-            pieces = share(0)
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                pieces = [piece for some in pool.map(share, range(threads)) for piece in some]
+        with np.errstate(invalid="ignore"):  # inf - inf is a NaN that callers expect
+            pieces = [[np.add.reduceat(x.double().numpy(), at) for x in columns(tokens)] for tokens, at in self.blocks]
         return [self._on_all_rows(np.concatenate(column), 0.0) for column in zip(*pieces, strict=True)]
 
     def sum(self, x_M: Tensor) -> Tensor:

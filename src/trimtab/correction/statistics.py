@@ -8,6 +8,7 @@ otherwise a metric is averaged over each row's tokens, then over the rows that h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Iterator
 
 import torch
 from torch import Tensor
@@ -96,14 +97,17 @@ def _mismatch(scored: LogRatio) -> Means:
     """
     rows, extreme = scored.rows, scored.extremes.magnitude > LOG_RATIO_CLAMP
 
-    def columns(at: slice) -> list[Tensor]:
-        d_given = scored.log_ratio_M[at]
-        d = d_given.double()
+    def columns(at: slice) -> Iterator[Tensor]:
+        yield scored.numerator_M[at]
+        yield scored.log_ratio_M[at].abs()
+        d = scored.log_ratio_M[at].double()
         e = d.clamp(max=EXP_LIMIT).expm1() if extreme else d.expm1()
         safe = d.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).expm1() if extreme else e
-        return [scored.numerator_M[at], d_given.abs(), e, e.abs(), safe * (safe + 2)]
+        yield e
+        yield safe * (safe + 2)
+        yield e.abs_()
 
-    logp_B, abs_d_B, e_B, abs_e_B, chi2_B = (rows.per_token(sum_B) for sum_B in rows.sums(columns))
+    logp_B, abs_d_B, e_B, chi2_B, abs_e_B = (rows.per_token(sum_B) for sum_B in rows.sums(columns))
     d_B = rows.per_token(scored.sum_B)
     rollout_B = d_B - logp_B
     per_row = {

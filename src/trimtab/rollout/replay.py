@@ -19,27 +19,21 @@ class ReplayEngine:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._steps = read_rollouts(path)
-        self._next = 0
 
     @property
     def steps(self) -> int:
         """Number of recorded steps."""
         return len(self._steps)
 
-    def seek(self, step: int) -> None:
-        """Continue as if ``step`` recorded steps had been given out already (a resumed run)."""
-        self._next = step
-
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Sample]:
-        """The next recorded step's samples; DataError when there is none or its shape is not the one asked for."""
-        if not 0 <= self._next < len(self._steps):
+        """The n-th recorded step's samples for training step n; DataError when there is none or its shape differs."""
+        if not 1 <= sampling.step <= len(self._steps):
             raise DataError(
-                f"{self._path} holds {len(self._steps)} recorded steps and step {self._next + 1} was asked for; "
+                f"{self._path} holds {len(self._steps)} recorded steps and step {sampling.step} was asked for; "
                 f"set steps={len(self._steps)} or record more (rollout.record_every=1)"
             )
-        recorded = self._steps[self._next]
+        recorded = self._steps[sampling.step - 1]
         _check_shape(recorded, len(prompts), sampling)
-        self._next += 1
         return list(recorded.samples)
 
     def load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trimtab.protocol import Task
-from trimtab.spec import PromptStyle, TaskName, TaskSpec
+from trimtab.spec import TaskName, TaskSpec
 
-__all__ = ["make_task", "stop_text"]
+__all__ = ["make_task"]
 
 
 def make_task(spec: TaskSpec) -> Task:
@@ -34,10 +34,3 @@ def make_task(spec: TaskSpec) -> Task:
             from trimtab.task.custom import CustomTask
 
             return CustomTask(spec)
-
-
-def stop_text(spec: TaskSpec) -> str | None:
-    """Text at whose first token a response ends: ``task.stop``, or a line's end for few-shot prompts."""
-    if spec.stop is not None:
-        return spec.stop
-    return "\n" if spec.style is PromptStyle.few_shot else None

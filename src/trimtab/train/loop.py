@@ -15,7 +15,7 @@ from trimtab.batch import Batch, Finish, Prompt, Sample, Sampling, pack
 from trimtab.errors import CheckpointError, DataError, NonFiniteError, Preempted, TrimtabError
 from trimtab.objective.advantage import group_advantages
 from trimtab.protocol import Policy, Probe, Recorder, Rollout, Task, Tracker
-from trimtab.spec import EqualGroups, RunSpec
+from trimtab.spec import Engine, EqualGroups, RunSpec
 from trimtab.train import checkpoint
 from trimtab.train.clock import Clock
 from trimtab.train.data import PromptStream
@@ -105,13 +105,19 @@ class Loop:
             stop_ids=self._stop_ids,
             seed=derive(self._spec.seed, "rollout", step),
             samples_per_prompt=rollout.group_size,
+            step=step,
         )
+
+    def _ahead(self, sample: Sample) -> bool:
+        """Whether a live engine claims a version that doesn't exist yet; recordings count another run's versions."""
+        live = self._spec.rollout.engine is not Engine.replay
+        return live and any(version > self.state.version for version in sample.versions)
 
     def _generate(self, prompts: Sequence[Prompt], step: int) -> list[Sample]:
         samples = self._parts.rollout.generate(prompts, self._sampling(step))
         for sample in samples:
             sample.check(self._parts.policy.tokenizer.vocabulary)
-            if any(version > self.state.version for version in sample.versions):
+            if self._ahead(sample):
                 raise DataError(
                     f"sample {sample.prompt.problem.id}: a token of policy version {max(sample.versions)} in a batch "
                     f"for version {self.state.version}; a proximal policy older than the rollout's makes no sense"

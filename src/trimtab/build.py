@@ -122,8 +122,8 @@ class ParquetRecorder:
 def make_parts(spec: RunSpec, folder: RunFolder, tracker: Tracker, stack: ExitStack) -> Parts:
     """All parts of a run; the engine's memory is freed when ``stack`` closes."""
     task: Task = make_task(spec.task)  # first: its faults show at once
-    with setup_progress("preparing the model") as progress:
-        model = policies.prepare(spec.policy, examples=warmup_examples(spec), progress=lambda text: progress(0, 0, text))
+    with setup_progress("warming up the tiny model") as progress:
+        model = policies.prepare(spec.policy, examples=warmup_examples(spec), progress=progress)
     policy = policies.load(model, spec.policy, keep_reference=spec.loss.kl_coef != 0.0)
     rollout = make_rollout(spec, model, policies.device_of(spec.policy.device))
     stack.callback(rollout.close)

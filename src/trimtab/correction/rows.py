@@ -81,10 +81,6 @@ class Rows:
         """The row's value at each of its tokens [M]."""
         return torch.from_numpy(np.repeat(x_B.numpy(), self.count_B.numpy()))
 
-    def mean(self, x_M: Tensor) -> Tensor:
-        """Mean over each row, float64 [B]; 0 for an empty row."""
-        return self.per_token(self.sum(x_M))
-
     def per_token(self, sum_B: Tensor) -> Tensor:
         """Row sums divided by the row's tokens; 0 for an empty row."""
         return sum_B / self.count_B.clamp(min=1)

@@ -7,6 +7,7 @@ otherwise a metric is averaged over each row's tokens, then over the rows that h
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Iterator
 
@@ -90,24 +91,26 @@ def measure(correction: Correction) -> CorrectionStats:
 
 
 def _mismatch(scored: LogRatio) -> Means:
-    """How far numerator and rollout are apart, from d = numerator - rollout of finite tokens, in float64.
+    """How far apart numerator and rollout are, in float64. d = numerator - rollout of finite tokens, e = expm1(d).
 
-    k3 = exp(d) - 1 - d is not clamped, chi2 = exp(2d) - 1 is (d to ±LOG_RATIO_CLAMP); with e = expm1(d) they are
-    e - d and e² + 2e, free of cancellation.
+    k3 = e - d is not clamped, chi2 = exp(2d) - 1 = e² + 2e is (d to ±LOG_RATIO_CLAMP).
     """
     rows, extreme = scored.rows, scored.extremes.magnitude > LOG_RATIO_CLAMP
+
+    # of all tokens at once, as torch wakes its threads for every expm1, however short; a copy, to work in place
+    e_M = scored.log_ratio_M.to(torch.float64, copy=True)
+    e_M = (e_M.clamp_(max=EXP_LIMIT) if extreme else e_M).expm1_()
 
     def columns(at: slice) -> Iterator[Tensor]:
         yield scored.numerator_M[at]
         yield scored.log_ratio_M[at].abs()
-        d = scored.log_ratio_M[at].double()
-        e = d.clamp(max=EXP_LIMIT).expm1() if extreme else d.expm1()
-        safe = d.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).expm1() if extreme else e
+        e = e_M[at]
         yield e
-        yield safe * (safe + 2)
-        yield e.abs_()
+        yield e.abs()
+        safe = e.clamp(math.expm1(-LOG_RATIO_CLAMP), math.expm1(LOG_RATIO_CLAMP)) if extreme else e
+        yield (safe + 2).mul_(safe)
 
-    logp_B, abs_d_B, e_B, chi2_B, abs_e_B = (rows.per_token(sum_B) for sum_B in rows.sums(columns))
+    logp_B, abs_d_B, e_B, abs_e_B, chi2_B = (rows.per_token(sum_B) for sum_B in rows.sums(columns))
     d_B = rows.per_token(scored.sum_B)
     rollout_B = d_B - logp_B
     per_row = {
@@ -126,8 +129,8 @@ def _mismatch(scored: LogRatio) -> Means:
         "tis": e_B + 1,
         "tis_abs": abs_e_B,
     }
-    means = {name: _over_rows(rows, value_B) for name, value_B in per_row.items()}
-    return means | {"mis_log_ratio_mean": Mean(float(scored.sum_B.sum()), rows.tokens)}
+    overall = {"mis_log_ratio_mean": Mean(float(scored.sum_B.sum()), rows.tokens)}
+    return {name: _over_rows(rows, value_B) for name, value_B in per_row.items()} | overall
 
 
 def _weights(correction: Correction, weights: Weights, kept: _Kept) -> Means:

@@ -25,7 +25,7 @@ from trimtab.policy.tokenizer import HfTokenizer
 from trimtab.spec import PolicySpec
 
 Examples = Callable[[random.Random], tuple[str, str]]  # draws (prompt, answer) of a training problem
-Progress = Callable[[str], None]
+Progress = Callable[[int, int, str], None]  # per cent done, 100, what is shown
 
 RECIPE = 1  # raise it with any change below that changes the weights
 SEED = 20260
@@ -125,7 +125,8 @@ def warm_up(policy: CausalPolicy, examples: Examples, accuracy: float, progress:
         if step < PROBE_FROM or step % every:
             continue
         reached = sampled_accuracy(policy, [examples(draw) for _ in range(PROBES)], seed=step)
-        progress(f"warming up the tiny model: step {step}, accuracy {reached:.2f} of {accuracy:.2f}")
+        share = round(100 * min(reached / accuracy, 1.0))
+        progress(share, 100, f"step {step}, accuracy {reached:.2f} of {accuracy:.2f}")
         if reached >= accuracy:
             reached = sampled_accuracy(policy, [examples(draw) for _ in range(CONFIRM)], seed=-step)
             if reached >= accuracy:
@@ -172,5 +173,5 @@ def _as_sample(policy: CausalPolicy, prompt: str, answer: str) -> Sample:
     return Sample(asked, ids, (0.0,) * len(ids), (0,) * len(ids), Finish.stop)
 
 
-def _silent(message: str) -> None:
+def _silent(done: int, total: int, text: str) -> None:
     pass

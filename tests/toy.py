@@ -151,5 +151,5 @@ def toy_batch(policy: ToyPolicy, gap: float = 0.3, prompts: int = 6, group: int 
 
 def toy_spec(*overrides: str, steps: int = 8) -> RunSpec:
     """A configuration of the toy's size."""
-    size = ["rollout.batch_size=12", "rollout.group_size=4", "rollout.max_tokens=7", "rollout.record_every=0"]
+    size = ["rollout.batch_size=12", "rollout.group_size=4", "rollout.max_tokens=7", "rollout.record_every=0", "rollout.probe_every=0"]
     return compose([*size, f"steps={steps}", "evaluation.every=4", "checkpoint.every=3", *overrides])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
 import time
@@ -16,16 +17,17 @@ import torch
 import yaml
 
 from trimtab import build
-from trimtab.config import config_hash, to_dict, to_yaml
-from trimtab.errors import CheckpointError
-from trimtab.folder import RunFolder, end_state, write_atomic
+from trimtab.config import config_hash, read_yaml, to_dict, to_yaml
+from trimtab.errors import CheckpointError, ConfigError
+from trimtab.folder import RunFolder, end_state, full_disk_explained, write_atomic
 from trimtab.protocol import Tracker
 from trimtab.provenance import provenance
-from trimtab.spec import RunSpec, Schedule
+from trimtab.spec import Engine, RunSpec, Schedule
 from trimtab.track import read_metrics, summary_table, truncate_after
 from trimtab.train import checkpoint
 from trimtab.train.loop import Loop
 from trimtab.train.seeds import seed_everything
+from trimtab.train.signals import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +52,30 @@ def find_snapshot(spec: RunSpec, folder: RunFolder) -> checkpoint.Snapshot | Non
     else:
         source, found = path, checkpoint.load_last(path / "checkpoints")
         if found is None:
-            raise CheckpointError(f"resume={spec.resume} holds no checkpoint; give a run folder, a checkpoint, or resume=no")
+            raise CheckpointError(f"resume={spec.resume} holds no checkpoint; give a run's folder or resume=no")
         snapshot = found
     if source.resolve() != folder.path.resolve() and (source / "metrics.jsonl").exists():
         shutil.copyfile(source / "metrics.jsonl", folder.metrics)
     return snapshot
+
+
+def refuse_harm(spec: RunSpec, folder: RunFolder) -> None:
+    """ConfigError when a run would spoil what lies in its folder, which stays as it is.
+
+    That is: another configuration's checkpoints under resume=auto, or the very recording to replay.
+    """
+    if spec.rollout.engine is Engine.replay and spec.rollout.path is not None:
+        path = Path(spec.rollout.path).resolve()
+        if folder.rollouts.resolve() in (path, path.parent, path / "rollouts"):
+            raise ConfigError(f"run_dir={folder.path} holds the recording to replay; give another with run_dir=")
+    if spec.resume != "auto" or not folder.config.exists() or not checkpoint.checkpoints(folder.checkpoints):
+        return
+    there, here = resume_hash(read_yaml(folder.config)), resume_hash(spec)
+    if there != here:
+        raise ConfigError(
+            f"run_dir={folder.path} holds a run of another configuration ({there}, this is {here}; see its "
+            "overrides.yaml); give the same overrides, or start anew with another run_dir="
+        )
 
 
 def rewind(folder: RunFolder, step: int) -> None:
@@ -73,7 +94,7 @@ def mean_of(rows: Sequence[dict[str, Any]], name: str) -> float | None:
 
 
 def summarise(folder: RunFolder, spec: RunSpec, seconds: float) -> dict[str, Any]:
-    """Before and after, from metrics.jsonl alone; ``objective`` is the last evaluation, else the last training reward."""
+    """Before and after, from metrics.jsonl alone; ``objective``: the last evaluation, else the last training reward."""
     rows = read_metrics(folder.metrics) if folder.metrics.exists() else []
     steps = [row for row in rows if row["step"] > 0]
     evaluated = [row["eval/reward"] for row in rows if "eval/reward" in row]
@@ -116,6 +137,7 @@ def set_up_torch(spec: RunSpec) -> None:
 
 def execute(spec: RunSpec, folder: RunFolder, tracker: Tracker, stack: ExitStack) -> None:
     """Build, restore and train; everything opened is registered in ``stack``."""
+    stop = stack.enter_context(StopSignal())  # a signal that comes during the set-up is obeyed after it
     set_up_torch(spec)
     parts = build.make_parts(spec, folder, tracker, stack)
     loop = Loop(parts, spec, folder.path, resume_hash(spec))
@@ -126,14 +148,19 @@ def execute(spec: RunSpec, folder: RunFolder, tracker: Tracker, stack: ExitStack
     rewind(folder, loop.state.step if snapshot is not None else -1)
     folder.write_json(folder.environment, provenance() | {"rollout": parts.rollout.describe()})
     tracker.start(to_dict(spec), config_hash(spec), f"{spec.algo.name.name}-s{spec.seed}", folder.path)
-    loop()
+    folder.report("running", step=loop.state.step)
+    gc.collect()
+    gc.freeze()  # the libraries' million objects stay; walking through them again and again would cost 1 % of a step
+    loop(stop)
 
 
 def run(spec: RunSpec, overrides: Sequence[str] = ()) -> float | None:
     """Carry out a resolved spec; returns the objective (evaluation reward, else training reward) for sweepers."""
     begin = time.monotonic()
     summary: dict[str, Any] = {}
-    with RunFolder(Path(spec.run_dir), spec.resume) as folder, ExitStack() as stack:
+    claim = RunFolder(Path(spec.run_dir), spec.resume)
+    refuse_harm(spec, claim)
+    with full_disk_explained(claim.path), claim as folder, ExitStack() as stack:
         write_atomic(folder.config, to_yaml(spec))
         write_atomic(folder.overrides, yaml.safe_dump(list(overrides), allow_unicode=True))
         tracker = build.make_tracker(spec, folder)
@@ -141,8 +168,8 @@ def run(spec: RunSpec, overrides: Sequence[str] = ()) -> float | None:
         def finish(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
             state = end_state(error)
             summary.update({"state": state} | summarise(folder, spec, time.monotonic() - begin))
-            folder.write_json(folder.summary, summary)
             tracker.finish(state, summary)
+            folder.write_json(folder.summary, summary)
 
         stack.push(finish)
         execute(spec, folder, tracker, stack)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from trimtab.errors import ConfigError, Preempted
+from trimtab.errors import ConfigError, Preempted, TrimtabError
 
 STATES = ("running", "completed", "failed", "preempted")
 
@@ -20,11 +22,25 @@ STATES = ("running", "completed", "failed", "preempted")
 def write_atomic(path: Path, text: str) -> None:
     """Write beside, flush, rename: readers see the old text or the new one, never half."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)  # a full disk leaves half of it
+
+
+@contextmanager
+def full_disk_explained(folder: Path) -> Iterator[None]:
+    """A full disk or an exceeded quota as an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise TrimtabError(f"run_dir={folder}: {error}; make room and go on with resume=auto") from error
 
 
 def describe_error(error: BaseException) -> str:
@@ -68,8 +84,8 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._lock.close()
-            raise ConfigError(f"run_dir={self.path} is in use by a running process; give another with run_dir=") from error
-        if self.metrics.exists() and self._resume == "no":
+            raise ConfigError(f"run_dir={self.path} is in use by a running process; give another run_dir=") from error
+        if self.metrics.exists() and not self._goes_on():
             self._lock.close()
             raise ConfigError(
                 f"run_dir={self.path} holds a run already (state: {self.state() or 'unknown'}); "
@@ -80,7 +96,15 @@ class RunFolder:
         self.report("running")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def _goes_on(self) -> bool:
+        """Whether ``resume`` means the run in this very folder; from elsewhere it would overwrite it."""
+        if self._resume in ("no", "auto"):
+            return self._resume == "auto"
+        return Path(self._resume).expanduser().resolve().is_relative_to(self.path.resolve())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.report(end_state(error), error=None if error is None else describe_error(error))
         if self._lock is not None:
             self._lock.close()
@@ -98,6 +122,10 @@ class RunFolder:
         """The state in status.json, or None."""
         found = self._read_status().get("state")
         return found if found in STATES else None
+
+    def note(self, **fields: Any) -> None:
+        """Keep ``fields`` (step, reward) for the next report."""
+        self._fields |= fields
 
     def report(self, state: str, error: str | None = None, **fields: Any) -> None:
         """Write status.json; ``fields`` (step, reward) stay until they are given anew."""
@@ -126,10 +154,11 @@ class StatusTracker:
         self._folder.report("running", run_id=run_id, name=name, steps=self._steps)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._folder.note(step=step, reward=metrics.get("train/reward"))
         now = time.monotonic()
         if now - self._last >= 1.0 or step == self._steps:
             self._last = now
-            self._folder.report("running", step=step, reward=metrics.get("train/reward"))
+            self._folder.report("running")
 
     def finish(self, state: str, summary: Mapping[str, Any]) -> None:
         """The folder itself reports how the run ended."""

@@ -220,7 +220,7 @@ class MismatchSpec:
 class RolloutSpec:
     engine: Engine = opt(Engine.vllm, "who samples the tokens")
     batch_size: int = opt(128, "responses per step")
-    group_size: int = opt(8, "responses per prompt")
+    group_size: int = opt(4, "responses per prompt")
     max_tokens: int = opt(8, "longest response")
     temperature: float = opt(1.0, "sampling temperature")
     top_p: float = opt(1.0, "nucleus sampling; must be 1 while the trainer scores the full vocabulary")
@@ -232,12 +232,12 @@ class RolloutSpec:
     enforce_eager: bool = opt(True, "vLLM: no graph capture or compilation")
     kv_cache_gib: float = opt(0.5, "vLLM on CPU: memory of the KV cache")
     gpu_memory_utilization: float = opt(0.4, "vLLM on a GPU: share of its memory")
-    max_num_seqs: int = opt(128, "vLLM: sequences at once")
-    max_model_len: int = opt(256, "vLLM: longest prompt plus response")
-    probe_every: int = opt(1, "hand-overs between two probes, 0 for never")
+    max_num_seqs: int = opt(128, "sequences at once")
+    max_model_len: int = opt(256, "longest prompt plus response")
+    probe_every: int = opt(10, "hand-overs between two probes; each step's own gap is checked too; 0 for neither")
     probe_sequences: int = opt(4, "sequences scored by both sides in a probe")
-    probe_bound: Optional[float] = opt(None, "largest mean |log-ratio| a probe accepts; empty: by dtype")
-    record_every: int = opt(10, "steps between two recordings to rollouts/*.parquet, 0 for never")
+    probe_bound: Optional[float] = opt(None, "largest mean |log-ratio| between engine and trainer; empty: by dtype")
+    record_every: int = opt(50, "steps between two recordings to rollouts/*.parquet, 0 for never")
     path: Optional[str] = opt(None, "replay: a run folder, or a folder of Parquet files")
 
 
@@ -251,7 +251,7 @@ class PolicySpec:
     attention: Attention = opt(Attention.sdpa, "attention implementation of transformers")
     device: Device = opt(Device.auto, "where the trainer computes")
     logit_chunk: int = opt(1024, "tokens whose logits are in memory at once")
-    warmup_accuracy: float = opt(0.4, "policy=tiny: accuracy at which the supervised warm-up stops, 0 for random weights")
+    warmup_accuracy: float = opt(0.35, "policy=tiny: sampled accuracy that the supervised warm-up leaves it with, 0 for random weights")
     cache_dir: Optional[str] = opt(None, "where prepared models lie; empty: $TRIMTAB_CACHE or ~/.cache/trimtab")
 
 
@@ -285,7 +285,7 @@ class OptimSpec:
     epsilon: float = opt(1e-8, "AdamW's epsilon")
     weight_decay: float = opt(0.0, "AdamW's weight decay")
     max_grad_norm: float = opt(1.0, "gradient norm above which it is scaled down")
-    schedule: Schedule = opt(Schedule.constant, "learning rate after the warm-up")
+    schedule: Schedule = opt(Schedule.linear, "learning rate after the warm-up")
     warmup_steps: int = opt(0, "steps of linear warm-up")
     epochs: int = opt(1, "passes over a rollout batch")
     minibatches: int = opt(1, "optimiser steps per pass")
@@ -325,7 +325,7 @@ class DebugSpec:
 @dataclass(frozen=True)
 class RunSpec:
     seed: int = opt(0, "seeds everything: data order, sampling, model initialisation")
-    steps: int = opt(300, "rollout batches to train on")
+    steps: int = opt(350, "rollout batches to train on")
     run_dir: str = opt("", "where the run's files go; empty: runs/<time>_<algo>_<hash>")
     resume: str = opt("no", "no | auto (the last good checkpoint in run_dir, if any) | a run or checkpoint folder")
     algo: AlgoSpec = opt(AlgoSpec, "algorithm")

@@ -217,13 +217,19 @@ class Stale(ToyRollout):
         self.version = version
 
 
-def test_the_probe_stops_a_run_whose_engine_keeps_old_weights(tmp_path: Path) -> None:
-    spec = toy_spec("optim.lr=0.1")
+@pytest.mark.parametrize("algo", ["decoupled", "bypass"])
+def test_a_run_stops_whose_engine_keeps_old_weights(tmp_path: Path, algo: str) -> None:
     probe = HandOverProbe(sequences=4, bound=1e-3)
+    common = [f"algo={algo}", "optim.lr=0.1"]
+    spec = toy_spec(*common, "rollout.probe_every=1")
     run(replace(parts(ToyRollout()), probe=probe), spec, tmp_path / "fresh")
     assert all(row["train/probe_max_abs"] < 1e-5 for row in lines(tmp_path / "fresh")[1:])
     with pytest.raises(EngineError, match="no longer samples from the trainer's policy"):
         run(replace(parts(Stale()), probe=probe), spec, tmp_path / "stale")
+    assert [row["step"] for row in lines(tmp_path / "stale")] == [0]
+    # Between two probes the batch itself is one: the first step on old weights ends the run.
+    with pytest.raises(EngineError, match=r"step 2: the engine's log-probs of this batch differ.*rollout.probe_bound="):
+        run(replace(parts(Stale()), probe=probe), toy_spec(*common, "rollout.probe_every=100"), tmp_path / "later")
 
 
 def test_every_pass_over_the_data_visits_each_problem_once_in_a_new_order() -> None:

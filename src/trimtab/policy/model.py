@@ -83,6 +83,7 @@ class CausalPolicy:
             self._reference = trunk_of(frozen)
         if spec.gradient_checkpointing:
             self._checkpoint_activations()
+        self._handed: dict[str, Tensor] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -108,7 +109,15 @@ class CausalPolicy:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) as in a Hugging Face checkpoint of this model, detached, not copied; tied ones once."""
-        yield from revert_weight_conversion(self.model, self.state()).items()
+        if self._handed is not None:
+            yield from self._handed.items()
+            return
+        state = self.state()
+        named = revert_weight_conversion(self.model, state)
+        own = {tensor.data_ptr() for tensor in state.values()}
+        if all(tensor.data_ptr() in own for tensor in named.values()):
+            self._handed = named  # the very tensors that are trained: names need not be found out at each hand-over
+        yield from named.items()
 
     def state(self) -> dict[str, Tensor]:
         """Parameters and buffers by name, detached, not copied; tied ones once."""

@@ -88,30 +88,44 @@ def _flush(path: Path) -> None:
 
 
 def save(folder: Path, snapshot: Snapshot, keep: int) -> Path:
-    """Write a checkpoint under ``folder`` and drop all but the newest ``keep``; returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write a checkpoint under ``folder`` and drop all but the newest ``keep``; returns its path.
+
+    Raises CheckpointError when the disk refuses; what was there before is whole then.
+    """
     final = folder / f"step_{snapshot.step:08d}"
     beside = folder / f".{final.name}.{os.getpid()}"
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in folder.glob(".step_*"):  # of a killed process; its room may be needed now
+            shutil.rmtree(stale, ignore_errors=True)
+        _write(beside, snapshot)
+        shutil.rmtree(final, ignore_errors=True)
+        beside.rename(final)
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise CheckpointError(
+            f"checkpoint {final} cannot be written ({error}); those before it are whole: make room (a checkpoint.keep "
+            "as low as 2 needs less) and go on with resume=auto"
+        ) from error
+    for old in checkpoints(folder)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def _write(folder: Path, snapshot: Snapshot) -> None:
+    """All files of a checkpoint, flushed."""
+    folder.mkdir()
     tensors, plain = _split_optimizer(snapshot.optimizer)
     # Contiguous CPU copies: safetensors refuses views that share memory.
     for name, values in (("model", snapshot.model), ("optimizer", tensors), ("random", snapshot.randomness["tensors"])):
-        save_file({k: v.detach().cpu().contiguous().clone() for k, v in values.items()}, beside / f"{name}.safetensors")
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in values.items()}, folder / f"{name}.safetensors")
     state = {"meta": snapshot.meta, "optimizer": plain, "random": snapshot.randomness["plain"], "step": snapshot.step}
-    (beside / "state.json").write_text(json.dumps(state))
-    manifest = {path.name: _digest(path) for path in sorted(beside.iterdir())}
-    (beside / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    for path in beside.iterdir():
+    (folder / "state.json").write_text(json.dumps(state))
+    manifest = {path.name: _digest(path) for path in sorted(folder.iterdir())}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    for path in folder.iterdir():
         _flush(path)
-    shutil.rmtree(final, ignore_errors=True)
-    beside.rename(final)
-    _flush(folder)
-    for old in checkpoints(folder)[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
-    for stale in folder.glob(".step_*"):
-        shutil.rmtree(stale, ignore_errors=True)
-    return final
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -161,5 +175,5 @@ def load_last(folder: Path) -> Snapshot | None:
             return load(path)
         log.warning("checkpoint %s is damaged (%s); trying the one before", path, wrong)
     if found:
-        raise CheckpointError(f"every checkpoint in {folder} is damaged; start anew with resume=no and another run_dir=")
+        raise CheckpointError(f"every checkpoint in {folder} is damaged; start anew with another run_dir=")
     return None

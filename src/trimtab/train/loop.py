@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import torch
 from torch import Tensor
 
 from trimtab.batch import Batch, Finish, Prompt, Sample, Sampling, pack
-from trimtab.errors import CheckpointError, DataError, NonFiniteError, Preempted, TrimtabError
+from trimtab.errors import CheckpointError, DataError, EngineError, NonFiniteError, Preempted, TrimtabError
 from trimtab.objective.advantage import group_advantages
 from trimtab.protocol import Policy, Probe, Recorder, Rollout, Task, Tracker
-from trimtab.spec import Engine, EqualGroups, RunSpec
+from trimtab.spec import Engine, EqualGroups, Mismatch, RunSpec
 from trimtab.train import checkpoint
 from trimtab.train.clock import Clock
 from trimtab.train.data import PromptStream
@@ -145,6 +146,21 @@ class Loop:
         share = {"train/equal_group_fraction": float(result.equal_B.double().mean())}
         return result.advantage_B, dropped_B, share
 
+    def _check_gap(self, outcome: Outcome, fresh: bool) -> None:
+        """The whole batch as a probe at no cost: its mismatch, where nothing but rounding may explain one."""
+        spec = self._spec
+        once = outcome.proximal_N is not None or spec.optim.epochs * spec.optim.minibatches == 1
+        meant = spec.mismatch.kind is not Mismatch.none or spec.rollout.engine is Engine.replay or not fresh
+        gap, bound = outcome.metrics.get("train/train_rollout_logprob_abs_diff", 0.0), spec.rollout.probe_bound
+        if bound is None or meant or not once or gap <= bound:
+            return
+        raise EngineError(
+            f"step {self.state.step + 1}: the engine's log-probs of this batch differ from the trainer's by {gap:.3g} on "
+            f"average, allowed is {bound:.3g}; the engine lacks the last weights, or reports log-probs of another "
+            "distribution. If the gap is meant, raise the bound: "
+            f"rollout.probe_bound={2 * gap:.2g}, or check nothing with rollout.probe_every=0"
+        )
+
     def _hand_over(self, samples: Sequence[Sample], clock: Clock) -> dict[str, float]:
         """Weights to the engine, then the probe: both sides must give the last rollout's tokens the same log-probs."""
         with clock("hand_over"):
@@ -194,6 +210,7 @@ class Loop:
             advantage_B, dropped_B, metrics = self._advantages(batch)
         lag = self.state.version - batch.version_N.double()
         outcome = self._updater(batch, advantage_B, dropped_B, step, clock)
+        self._check_gap(outcome, fresh=not lag.any())
         self.state.step = step
         self.state.tokens += batch.tokens
         metrics |= self._count(outcome) | outcome.metrics | self._hand_over(samples, clock)
@@ -227,11 +244,15 @@ class Loop:
                 metrics = self._evaluator(self._parts.rollout)
             self._parts.tracker.log(0, {"train/step": 0} | metrics | clock.metrics())
 
-    def __call__(self) -> None:
-        """Train to ``spec.steps``; raises Preempted after saving when a signal asks to stop."""
+    def __call__(self, watched: StopSignal | None = None) -> None:
+        """Train to ``spec.steps``; raises Preempted after saving when a signal asks to stop.
+
+        ``watched``: a StopSignal already entered, so that none is missed between the set-up and here.
+        """
         saved = self.state.step
-        with StopSignal() as stop:
-            self._begin()
+        with StopSignal() if watched is None else nullcontext(watched) as stop:
+            if not stop.name:
+                self._begin()
             while self.state.step < self._spec.steps:
                 if stop.name:
                     break
@@ -244,4 +265,4 @@ class Loop:
             if saved != self.state.step:
                 self.save()
             if stop.name and self.state.step < self._spec.steps:
-                raise Preempted(f"{stop.name} at step {self.state.step}; saved, go on with resume=auto")
+                raise Preempted(f"{stop.name} after step {self.state.step}; go on with resume=auto")

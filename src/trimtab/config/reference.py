@@ -1,0 +1,49 @@
+"""docs/options.md, rendered from ``spec.py``: ``python -m trimtab.config.reference > docs/options.md``."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+
+from trimtab.config.keys import Option, options, written
+from trimtab.config.rules import RANGES
+
+HEAD = """\
+# Options
+
+Made from `src/trimtab/spec.py` by `python -m trimtab.config.reference > docs/options.md`; don't edit.
+
+Each is typed as `KEY=VALUE` behind `python -m run`. An empty default means: none, or resolved from other options
+(`python -m run --cfg job` prints what was typed, `config.yaml` of a run what it resolved to). What an option means for
+a method stands in [methods.md](methods.md), the choices of groups in `python -m run --help`.
+"""
+
+
+def page() -> str:
+    """The whole page: one table a section, one row an option."""
+    sections = groupby(options().values(), key=lambda option: option.key.rpartition(".")[0])
+    return "\n".join([HEAD, *(_section(name, list(found)) for name, found in sections)])
+
+
+def _section(name: str, found: list[Option]) -> str:
+    head = [f"## {name or 'run'}", "", "| option | default | takes | what it is |", "|---|---|---|---|"]
+    return "\n".join([*head, *map(_row, found), ""])
+
+
+def _row(option: Option) -> str:
+    default = "" if option.default in (None, "") else f"`{written(option.default)}`"
+    cells = (f"`{option.key}`", default, _takes(option), option.help.replace("<", "\\<"))
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _takes(option: Option) -> str:
+    if option.choices:
+        return ", ".join(f"`{choice}`" for choice in option.choices)
+    kinds = {bool: "true, false", int: "integer", float: "number", str: "text"}
+    kind = kinds.get(option.type, "list" if "List" in str(option.type) else "mapping")
+    allowed = RANGES.get(option.key)
+    return kind if allowed is None or math.isinf(allowed.low) else f"{kind} {allowed}"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -46,7 +46,9 @@ def draw(curves: dict[int, list[dict[str, Any]]], path: Path) -> None:
         held = [(row["step"], row["eval/reward"]) for row in rows if "eval/reward" in row]
         axes.plot(*zip(*held, strict=True), "o", color=line.get_color(), markersize=4)
     axes.axhline(0.85, color="0.6", linewidth=0.8, linestyle="--")
-    axes.set(xlabel="step", ylabel="mean reward", ylim=(0, 1), title="line: training (mean of 10 steps); dots: evaluation")
+    axes.set(
+        xlabel="step", ylabel="mean reward", ylim=(0, 1), title="line: training (mean of 10 steps); dots: evaluation"
+    )
     axes.legend(ncols=len(curves), fontsize=8, frameon=False, loc="lower center")
     figure.savefig(path, dpi=140)
 

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def main() -> None:
         Loop(parts, spec, folder.path, "benchmark")()
         tracker.finish("completed", {})
     rows = watch.rows[WARMUP:]
-    walls = [after[0] - before[0] for before, after in zip(rows, rows[1:], strict=False)]
+    walls = [after[0] - before[0] for before, after in pairwise(rows)]
     inside = [sum(row[1].get(f"time/{part}", 0.0) for part in INSIDE) for row in rows[1:]]
     names = sorted({name for _, row in rows for name in row if name.startswith("time/")})
     figures: dict[str, Any] = {"name": "step", "steps": len(walls), "wall_ms": round(1e3 * statistics.median(walls), 2)}

@@ -32,9 +32,9 @@ def test_quantiles_are_right_to_a_relative_resolution(values, share):
     exact = sorted(values)[int(rank) - 1]
     half = len(values) // 2
     merged = Histogram.of(torch.tensor(values[:half])).merge(Histogram.of(torch.tensor(values[half:])))
-    assert merged.quantile(share) == pytest.approx(exact, rel=2**-8)
+    assert merged.quantiles(share, share) == pytest.approx([exact, exact], rel=2**-8)
     assert torch.equal(merged.bins, Histogram.of(torch.tensor(values)).bins)
 
 
 def test_no_values_have_quantile_zero():
-    assert Histogram.of(torch.zeros(0)).quantile(0.5) == 0
+    assert Histogram.of(torch.zeros(0)).quantiles(0.5, 0.99) == [0, 0]

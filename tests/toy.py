@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ class ToyRollout:
         return Sample(prompt, tuple(ids), tuple(logps), (self.version,) * len(ids), finish)
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[list[float]] | None:
-        return [[float(self.logp(a, 1.0)[b]) for a, b in zip(row, row[1:], strict=False)] for row in rows]
+        return [[float(self.logp(a, 1.0)[b]) for a, b in pairwise(row)] for row in rows]
 
     def describe(self) -> dict[str, Any]:
         return {"engine": "toy"}
@@ -151,5 +152,11 @@ def toy_batch(policy: ToyPolicy, gap: float = 0.3, prompts: int = 6, group: int 
 
 def toy_spec(*overrides: str, steps: int = 8) -> RunSpec:
     """A configuration of the toy's size."""
-    size = ["rollout.batch_size=12", "rollout.group_size=4", "rollout.max_tokens=7", "rollout.record_every=0", "rollout.probe_every=0"]
+    size = [
+        "rollout.batch_size=12",
+        "rollout.group_size=4",
+        "rollout.max_tokens=7",
+        "rollout.record_every=0",
+        "rollout.probe_every=0",
+    ]
     return compose([*size, f"steps={steps}", "evaluation.every=4", "checkpoint.every=3", *overrides])

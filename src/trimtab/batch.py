@@ -126,7 +126,7 @@ class Batch:
         spans = [torch.arange(int(starts[r]), int(ends[r])) for r in rows]
         return torch.cat(spans) if spans else torch.zeros(0, dtype=torch.int64)
 
-    def select(self, rows: Sequence[int]) -> "Batch":
+    def select(self, rows: Sequence[int]) -> Batch:
         """The sub-batch of ``rows``, renumbered from 0 in the given order."""
         index = torch.as_tensor(list(rows), dtype=torch.int64)
         at = self.positions_of(index)

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trimtab.policy import load as policies
 from trimtab.batch import Batch, Sample, pack
 from trimtab.folder import RunFolder, StatusTracker
+from trimtab.policy import load as policies
 from trimtab.protocol import Policy, Rollout, Task, Tokenizer, Tracker
 from trimtab.recording import write_rollouts
 from trimtab.rollout.probe import probe, verdict
@@ -25,7 +25,7 @@ from trimtab.train.loop import Parts
 
 
 def warmup_examples(spec: RunSpec) -> Callable[[random.Random], tuple[str, str]]:
-    """Draws (prompt, answer) pairs for the tiny model's warm-up: of the run's task if it is arithmetic, else of sums."""
+    """Draws (prompt, answer) pairs for the tiny model's warm-up: of the run's task if it is arithmetic, else sums."""
     task = spec.task if spec.task.name is TaskName.arithmetic else TaskSpec()
     pairs = ArithmeticTask(task).examples()
     return lambda draw: draw.choice(pairs)

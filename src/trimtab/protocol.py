@@ -34,7 +34,9 @@ class Tokenizer(Protocol):
 class Policy(Protocol):
     """The trained model; hides where and how its parameters lie."""
 
-    tokenizer: Tokenizer
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
 
     def score(self, batch: Batch, temperature: float = 1.0, grad: bool = False, entropy: bool = False) -> Scores:
         """Log-probs of each response token given what precedes it, at ``temperature``, without a whole [N, V]."""
@@ -62,7 +64,7 @@ class Rollout(Protocol):
     """An engine that samples. It never assumes that it lives in the trainer's process."""
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Sample]:
-        """``samples_per_prompt`` responses of each prompt, prompt by prompt; response i of prompt p has its own seed."""
+        """``samples_per_prompt`` responses of each prompt, prompt by prompt; each response has its own seed."""
 
     def load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take over the trainer's weights; whatever was cached under the old ones is dropped."""

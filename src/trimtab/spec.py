@@ -194,7 +194,9 @@ class LossSpec:
     aggregate: Aggregate = opt(Aggregate.token_mean, "how token losses become one number")
     sum_constant: Optional[float] = opt(None, "divisor of sequence_sum; empty: rollout.max_tokens")
     denominator: Denominator = opt(Denominator.all, "whether rejected tokens count in the denominator")
-    reject_terms: RejectTerms = opt(RejectTerms.policy, "which terms a rejection removes: policy, or KL and entropy too")
+    reject_terms: RejectTerms = opt(
+        RejectTerms.policy, "which terms a rejection removes: policy, or KL and entropy too"
+    )
     kl_coef: float = opt(0.0, "weight of the KL penalty to the reference")
     kl_value: KlEstimator = opt(KlEstimator.k3, "estimator of the KL's reported value")
     kl_gradient: KlEstimator = opt(KlEstimator.k2, "estimator whose gradient is used; k2's is that of the true KL")
@@ -225,7 +227,9 @@ class RolloutSpec:
     temperature: float = opt(1.0, "sampling temperature")
     top_p: float = opt(1.0, "nucleus sampling; must be 1 while the trainer scores the full vocabulary")
     top_k: int = opt(0, "top-k sampling, 0 for off; must be 0 while the trainer scores the full vocabulary")
-    logprobs_mode: LogprobsMode = opt(LogprobsMode.processed, "log-probs of the sampled distribution, or raw ones at T=1")
+    logprobs_mode: LogprobsMode = opt(
+        LogprobsMode.processed, "log-probs of the sampled distribution, or raw ones at T=1"
+    )
     dtype: Dtype = opt(Dtype.float32, "dtype of the engine's weights")
     prefix_caching: bool = opt(False, "vLLM: reuse the KV cache of equal prefixes")
     async_scheduling: bool = opt(False, "vLLM: schedule a step ahead")
@@ -251,7 +255,9 @@ class PolicySpec:
     attention: Attention = opt(Attention.sdpa, "attention implementation of transformers")
     device: Device = opt(Device.auto, "where the trainer computes")
     logit_chunk: int = opt(1024, "tokens whose logits are in memory at once")
-    warmup_accuracy: float = opt(0.35, "policy=tiny: sampled accuracy that the supervised warm-up leaves it with, 0 for random weights")
+    warmup_accuracy: float = opt(
+        0.3, "policy=tiny: sampled accuracy that the supervised warm-up leaves it with, 0 for random weights"
+    )
     cache_dir: Optional[str] = opt(None, "where prepared models lie; empty: $TRIMTAB_CACHE or ~/.cache/trimtab")
 
 

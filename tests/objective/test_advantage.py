@@ -45,7 +45,9 @@ def test_advantages_equal_a_loop(baseline: Baseline, scale: Scale) -> None:
 
 def test_equal_groups_are_found_by_max_and_min_not_by_a_rounded_spread() -> None:
     reward_B = torch.full((8,), 0.1)  # float32 0.1: its computed mean need not be 0.1
-    result = group_advantages(reward_B, torch.zeros(8, dtype=torch.int64), baseline=Baseline.group_mean, scale=Scale.std)
+    result = group_advantages(
+        reward_B, torch.zeros(8, dtype=torch.int64), baseline=Baseline.group_mean, scale=Scale.std
+    )
     assert result.equal_B.all()
     assert result.advantage_B.tolist() == [0.0] * 8
 

@@ -69,7 +69,9 @@ def exact_kl_gradient(theta: Tensor, reference: Tensor) -> Tensor:
     return torch.autograd.grad((p.exp() * (p - q)).sum(), live)[0]
 
 
-def enumerated_gradient(theta: Tensor, reference: Tensor, rollout: Tensor, kind: KlEstimator, corrected: bool) -> Tensor:
+def enumerated_gradient(
+    theta: Tensor, reference: Tensor, rollout: Tensor, kind: KlEstimator, corrected: bool
+) -> Tensor:
     """Exact expectation, over symbols drawn from ``rollout``, of the penalty's gradient."""
     live = theta.clone().requires_grad_()
     p, q, mu = live.log_softmax(0), reference.log_softmax(0), rollout.log_softmax(0)
@@ -113,7 +115,7 @@ def test_k1_and_k3_are_unbiased_values_of_the_kl() -> None:
         assert float((p.exp() * kl_estimate(p - q, kind)).sum()) == pytest.approx(kl, rel=1e-12)
 
 
-# -- denominators -------------------------------------------------------------------------------------------------------
+# -- denominators -----------------------------------------------------------------------------------------------------
 
 ROW_N = torch.tensor([0, 0, 0, 0, 0, 1])  # lengths 5 and 1, the example of the field
 LOSS_N = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 4.0], dtype=torch.float64)
@@ -121,7 +123,11 @@ LOSS_N = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 4.0], dtype=torch.float64)
 
 @pytest.mark.parametrize(
     ("aggregate", "expected"),
-    [(Aggregate.token_mean, 9 / 6), (Aggregate.sequence_mean, (1 + 4) / 2), (Aggregate.sequence_sum, (5 + 4) / (2 * 10))],
+    [
+        (Aggregate.token_mean, 9 / 6),
+        (Aggregate.sequence_mean, (1 + 4) / 2),
+        (Aggregate.sequence_sum, (5 + 4) / (2 * 10)),
+    ],
 )
 def test_aggregates_of_two_rows_of_five_and_one_tokens(aggregate: Aggregate, expected: float) -> None:
     valid_N = torch.ones(6, dtype=torch.bool)

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from trimtab.errors import EngineError
 from trimtab.config.resolve import probe_bound
+from trimtab.errors import EngineError
 from trimtab.rollout.probe import probe, verdict
 from trimtab.spec import Dtype
 

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from trimtab.config import compose
 from trimtab.errors import ConfigError
 from trimtab.spec import Difficulty, PromptStyle, TaskSpec
-from trimtab.config import compose
 from trimtab.task import make_task
 from trimtab.task.arithmetic import ArithmeticTask, draw, families, permuted
 

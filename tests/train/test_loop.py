@@ -147,7 +147,7 @@ def test_a_nan_step_is_skipped_marked_and_counted(tmp_path: Path) -> None:
 
 
 def test_too_many_nan_steps_in_a_row_end_the_run(tmp_path: Path) -> None:
-    with pytest.raises(NonFiniteError, match="3 updates in a row.*optim.max_bad_steps=6"):
+    with pytest.raises(NonFiniteError, match=r"3 updates in a row.*optim\.max_bad_steps=6"):
         run(parts(policy=PoisonedFrom(3, 99)), toy_spec(steps=20), tmp_path)
     assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == 5
 

@@ -9,14 +9,25 @@ from typing import Any
 
 import pytest
 import torch
-from toy import ToyPolicy, toy_batch
 from torch import Tensor
+from toy import ToyPolicy, toy_batch
 
 from trimtab.batch import Batch
 from trimtab.config import check, compose, resolve
 from trimtab.config.keys import with_values
 from trimtab.objective.advantage import group_advantages
-from trimtab.spec import Aggregate, Algo, Baseline, Denominator, KlEstimator, Level, RejectTerms, RunSpec, Scale, TisMode
+from trimtab.spec import (
+    Aggregate,
+    Algo,
+    Baseline,
+    Denominator,
+    KlEstimator,
+    Level,
+    RejectTerms,
+    RunSpec,
+    Scale,
+    TisMode,
+)
 from trimtab.train.clock import Clock
 from trimtab.train.optim import Optimizer
 from trimtab.train.update import Outcome, Updater
@@ -58,11 +69,12 @@ ALGOS = ("standard", "bypass", "decoupled", "reinforce")
 @pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.parametrize("aggregate", [a.name for a in Aggregate])
 @pytest.mark.parametrize("denominator", ["all", "kept"])
-def test_gradient_and_metrics_do_not_depend_on_the_cut_into_micro_batches(algo: str, aggregate: str, denominator: str) -> None:
-    common = [
-        f"algo={algo}", f"loss.aggregate={aggregate}", f"loss.denominator={denominator}", "rs=token", "mis.rs_lower_bound=0.8",
-        "mis.rs_upper_bound=1.25", "mis.tis_batch_normalize=true", "loss.kl_coef=0.1", "loss.entropy_coef=0.01",
-    ]  # fmt: skip
+def test_gradient_and_metrics_do_not_depend_on_the_cut_into_micro_batches(
+    algo: str, aggregate: str, denominator: str
+) -> None:
+    common = [f"algo={algo}", f"loss.aggregate={aggregate}", f"loss.denominator={denominator}"]
+    common += ["rs=token", "mis.rs_lower_bound=0.8", "mis.rs_upper_bound=1.25", "mis.tis_batch_normalize=true"]
+    common += ["loss.kl_coef=0.1", "loss.entropy_coef=0.01"]
     whole, one, _ = step([*common, "optim.microbatch_tokens=100000"])
     for budget in (9, 20, 50):
         cut, many, policy = step([*common, f"optim.microbatch_tokens={budget}"])
@@ -93,8 +105,8 @@ def expected_token_mean(policy: ToyPolicy, batch: Batch, weight: Any) -> Tensor:
         (["algo=decoupled", "mis.tis_upper_bound=1.1"], lambda p, mu: min(math.exp(p - mu), 1.1)),
         (["algo=decoupled", "tis_mode=off"], lambda p, mu: 1.0),
         (["algo=reinforce", "mis.tis_upper_bound=1.1"], lambda p, mu: min(math.exp(p - mu), 1.1)),
-        (["algo=decoupled", "tis_mode=clip", "mis.tis_upper_bound=1.1"], lambda p, mu: max(1 / 1.1, min(math.exp(p - mu), 1.1))),
-        (["algo=decoupled", "tis_mode=mask", "mis.tis_upper_bound=1.1"], lambda p, mu: math.exp(p - mu) * (1 / 1.1 <= math.exp(p - mu) <= 1.1)),
+        (["tis_mode=clip", "mis.tis_upper_bound=1.1"], lambda p, mu: min(max(math.exp(p - mu), 1 / 1.1), 1.1)),
+        (["tis_mode=mask", "mis.tis_upper_bound=1.1"], lambda p, mu: math.exp(p - mu) * (abs(p - mu) <= math.log(1.1))),
         (["algo=bypass", "loss.clip_low=1", "loss.clip_high=1e6"], lambda p, mu: math.exp(p - mu)),
     ],
 )  # fmt: skip
@@ -106,7 +118,7 @@ def test_first_gradient_equals_a_loop_over_tokens(overrides: list[str], weight: 
 
 
 def test_metrics_only_measures_and_leaves_the_gradient_of_standard() -> None:
-    plain, standard, _ = step(["algo=standard"])
+    _, standard, _ = step(["algo=standard"])
     outcome, measured, _ = step(["algo=decoupled", "algo.metrics_only=true", "rs=token", "mis.rs_upper_bound=1.01"])
     assert torch.equal(standard.gradients[0], measured.gradients[0])
     assert outcome.metrics["train/mis_kept_token_fraction"] < 1.0
@@ -115,7 +127,7 @@ def test_metrics_only_measures_and_leaves_the_gradient_of_standard() -> None:
 def test_decoupled_weights_come_from_the_proximal_policy_and_stay_over_epochs() -> None:
     policy = ToyPolicy()
     batch = toy_batch(policy)
-    outcome, optimizer, after = step(["optim.epochs=3", "optim.lr=0.05", "loss.clip_high=10", "loss.clip_low=1"], batch)
+    outcome, optimizer, _ = step(["optim.epochs=3", "optim.lr=0.05", "loss.clip_high=10", "loss.clip_low=1"], batch)
     assert outcome.applied == 3
     # The last gradient by hand: weights of the first policy, PPO ratio of the one before the last step.
     table = policy.initial.clone().requires_grad_()
@@ -184,6 +196,18 @@ def test_what_stands_at_tokens_that_are_not_the_policys_changes_nothing(algo: st
     assert {k: v for k, v in one.metrics.items()} == {k: v for k, v in two.metrics.items()}
 
 
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.9])
+def test_the_kept_denominator_scales_the_gradient_by_all_over_kept(share: float) -> None:
+    """Why grad_norm and mis_kept_token_fraction are to be read together: the direction is the same, the size isn't."""
+    batch = toy_batch(ToyPolicy())
+    far_N = torch.arange(batch.tokens) < share * batch.tokens
+    far = replace(batch, rollout_logp_N=batch.rollout_logp_N - 9.0 * far_N)
+    common = ["tis_mode=off", "rs=token", "mis.rs_lower_bound=0.01", "mis.rs_upper_bound=100"]
+    everything = step([*common, "loss.denominator=all"], far)[1].gradients[0]
+    kept = step([*common, "loss.denominator=kept"], far)[1].gradients[0]
+    assert torch.allclose(kept, everything * batch.tokens / int((~far_N).sum()), rtol=1e-5, atol=1e-9)
+
+
 def test_dropped_rows_take_no_part() -> None:
     batch = toy_batch(ToyPolicy())
     dropped = torch.arange(batch.rows) < 8
@@ -206,7 +230,9 @@ def test_empty_responses_are_no_rows_of_the_loss(lengths: list[int]) -> None:
     batch = toy_batch(ToyPolicy(), prompts=3, group=1)
     keep = [i for row, n in enumerate(lengths) for i in batch.positions_of([row])[:n].tolist()]
     short = Batch(
-        ids_B=tuple(ids[: len(ids) - int(length) + n] for ids, length, n in zip(batch.ids_B, batch.length_B, lengths, strict=True)),
+        ids_B=tuple(
+            ids[: len(ids) - int(had) + n] for ids, had, n in zip(batch.ids_B, batch.length_B, lengths, strict=True)
+        ),
         length_B=torch.tensor(lengths),
         row_N=batch.row_N[keep],
         token_N=batch.token_N[keep],
@@ -218,7 +244,9 @@ def test_empty_responses_are_no_rows_of_the_loss(lengths: list[int]) -> None:
     )  # fmt: skip
     for algo in ALGOS:
         spec, policy = compose([f"algo={algo}"]), ToyPolicy()
-        outcome = Updater(policy, Recorded(policy, spec), spec)(short, torch.ones(3), torch.zeros(3, dtype=torch.bool), 1, Clock())
+        outcome = Updater(policy, Recorded(policy, spec), spec)(
+            short, torch.ones(3), torch.zeros(3, dtype=torch.bool), 1, Clock()
+        )
         assert outcome.applied == 1
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trimtab.objective.surrogate import LOG_RATIO_CLAMP
 from trimtab.spec import KlEstimator
+from trimtab.stat import LOG_RATIO_CLAMP
 
 
 def kl_estimate(log_ratio_N: Tensor, estimator: KlEstimator) -> Tensor:

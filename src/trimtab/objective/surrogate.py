@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LOG_RATIO_CLAMP = 20.0  # exp(20) = 4.9e8 is far beyond any clip; what lies outside has no gradient
+from trimtab.stat import LOG_RATIO_CLAMP
 
 
 @dataclass(frozen=True)

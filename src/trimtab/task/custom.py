@@ -45,7 +45,7 @@ def locate(path: str | None) -> Callable[..., Any]:
     found = vars(module)[name]
     if not callable(found):
         raise ConfigError(f"task.path={path}: {name} is a {type(found).__name__}; it must be a class or a function")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def check_call(path: str | None, what: str, call: Callable[..., Any], *args: Any, **options: Any) -> None:

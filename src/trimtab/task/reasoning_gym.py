@@ -74,7 +74,7 @@ def entries(name: str | None, options: dict[str, Any], draws: Sequence[tuple[int
     if child.returncode != 0:
         said = child.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
         raise ConfigError(f"task.generator={name} with task.options={options} fails to generate: {said[0]}")
-    return pickle.loads(child.stdout)  # type: ignore[no-any-return]
+    return pickle.loads(child.stdout)
 
 
 def distinct(name: str, found: Sequence[dict[str, Any]]) -> list[Problem]:

@@ -26,6 +26,7 @@ from trimtab.train.seeds import derive
 from trimtab.train.signals import StopSignal
 from trimtab.train.state import TrainState
 from trimtab.train.update import Outcome, Updater
+from trimtab.train.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class Loop:
         updates = spec.steps * spec.optim.epochs * spec.optim.minibatches
         self._optimizer = Optimizer(parts.policy.parameters(), spec.optim, updates)
         self._updater = Updater(parts.policy, self._optimizer, spec)
+        self._watch = Watch(spec.mis)
         self.state = TrainState()
 
     # -- saving and resuming -----------------------------------------------------------------------------------------
@@ -155,8 +157,8 @@ class Loop:
         if bound is None or meant or not once or gap <= bound:
             return
         raise EngineError(
-            f"step {self.state.step + 1}: the engine's log-probs of this batch differ from the trainer's by {gap:.3g} on "
-            f"average, allowed is {bound:.3g}; the engine lacks the last weights, or reports log-probs of another "
+            f"step {self.state.step + 1}: the engine's log-probs of this batch differ from the trainer's by {gap:.3g} "
+            f"on average, allowed is {bound:.3g}; the engine lacks the last weights, or reports log-probs of another "
             "distribution. If the gap is meant, raise the bound: "
             f"rollout.probe_bound={2 * gap:.2g}, or check nothing with rollout.probe_every=0"
         )
@@ -191,14 +193,15 @@ class Loop:
         state, optim = self.state, self._spec.optim
         if state.nonfinite_in_a_row >= optim.max_bad_steps:
             raise NonFiniteError(
-                f"{state.nonfinite_in_a_row} updates in a row had a non-finite loss or gradient (last: step {state.step}); "
-                "they were left out and the weights are those before them. Lower optim.lr, try policy.dtype=float32, "
-                f"find the operation with debug=anomaly, or allow more with optim.max_bad_steps={2 * optim.max_bad_steps}"
+                f"{state.nonfinite_in_a_row} updates in a row had a non-finite loss or gradient (last: step "
+                f"{state.step}); they were left out and the weights are those before them. Lower optim.lr, try "
+                "policy.dtype=float32, find the operation with debug=anomaly, or allow more with "
+                f"optim.max_bad_steps={2 * optim.max_bad_steps}"
             )
         if 0 < optim.max_rejected_steps <= state.all_rejected_in_a_row:
             raise TrimtabError(
-                f"{state.all_rejected_in_a_row} updates in a row were rejected as a whole; widen mis.rs_lower_bound and "
-                "mis.rs_upper_bound, or go on for ever with optim.max_rejected_steps=0"
+                f"{state.all_rejected_in_a_row} updates in a row were rejected as a whole; widen mis.rs_lower_bound "
+                "and mis.rs_upper_bound, or go on for ever with optim.max_rejected_steps=0"
             )
 
     def _step(self, step: int) -> dict[str, float]:
@@ -227,6 +230,7 @@ class Loop:
             "train/lag": float(lag.mean()) if batch.tokens else 0.0,
             "train/tokens": self.state.tokens,
         }
+        self._watch(step, batch, metrics)
         if spec.evaluation.every and (step % spec.evaluation.every == 0 or step == spec.steps):
             with clock("evaluate"):
                 metrics |= self._evaluator(self._parts.rollout)

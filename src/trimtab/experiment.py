@@ -151,6 +151,7 @@ def execute(spec: RunSpec, folder: RunFolder, tracker: Tracker, stack: ExitStack
     folder.report("running", step=loop.state.step)
     gc.collect()
     gc.freeze()  # the libraries' million objects stay; walking through them again and again would cost 1 % of a step
+    stack.callback(gc.unfreeze)
     loop(stop)
 
 

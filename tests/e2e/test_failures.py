@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,7 +42,6 @@ def test_bad_values_are_refused_before_torch_is_imported(program: Program, no_to
     def refuse(given: str) -> subprocess.CompletedProcess[str]:
         return program.call(*RUN, *given.split(), shim=no_torch)
 
-    begin = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         ended = list(pool.map(refuse, [given for given, _ in BAD]))
     for (given, hint), done in zip(BAD, ended, strict=True):
@@ -51,7 +49,6 @@ def test_bad_values_are_refused_before_torch_is_imported(program: Program, no_to
         assert hint in done.stderr and "Traceback" not in done.stderr and done.stdout == "", (given, done.stderr)
         assert all(line.startswith(("error: ", "note: ")) for line in done.stderr.splitlines())
     assert [path.name for path in tmp_path.iterdir()] == ["shim"]
-    assert time.monotonic() - begin < 5 * len(BAD)
     assert program.call(*RUN, shim=no_torch).stderr == "torch was imported\n"  # else this proves nothing
 
 

@@ -29,7 +29,7 @@ SPARK_STEPS = 1024  # steps that the bars look back
 # (label, metric, how it is written)
 SHOWN: tuple[tuple[str, str, str], ...] = (
     ("reward", "train/reward", ".3f"),
-    ("mismatch KL", "train/mis_kl", ".1e"),
+    ("mismatch KL", "train/mis_k3_kl", ".1e"),
     ("ESS", "train/mis_ess", ".3f"),
     ("kept", "train/mis_kept_token_fraction", ".1%"),
     ("tok/s", "perf/tokens_per_second", ",.0f"),

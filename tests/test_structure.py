@@ -26,7 +26,7 @@ DOCS = ROOT / "docs"
 STDLIB = {"spec", "errors"}
 DATA = STDLIB | {"batch", "stat", "protocol"}
 PARTS = {"rollout", "policy", "task", "track"}
-TOP = {"folder", "provenance", "launch", "report", "build", "experiment", "cli", "doctor"}
+TOP = {"folder", "provenance", "summary", "launch", "report", "build", "experiment", "cli", "doctor"}
 MAY_IMPORT: dict[str, set[str]] = {
     "spec": {"errors"},
     "errors": set(),
@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": DATA | {"correction", "objective", "train"},
     **{name: DATA | PARTS | TOP | {"recording", "correction", "objective", "train"} for name in TOP},
 }
-KNOWS_CONFIG = {"config", "build", "experiment", "run", "cli"}
+KNOWS_CONFIG = {"config", "build", "experiment", "summary", "run", "cli"}
 HYDRA = {"hydra", "omegaconf"}
 
 # Third parties and the only places that import them; torch and numpy are free but for ``WITHOUT_TORCH``.

@@ -1,0 +1,55 @@
+"""The end of a run in a few numbers: summary.json and the table on the console."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from trimtab.config import config_hash
+from trimtab.folder import RunFolder
+from trimtab.spec import RunSpec
+from trimtab.track import read_metrics, summary_table
+
+TAIL = 10  # steps at either end that "before" and "after" are means of
+
+
+def mean_of(rows: Sequence[dict[str, Any]], name: str) -> float | None:
+    """Mean of a metric over the rows that have a finite value of it."""
+    values = [row[name] for row in rows if isinstance(row.get(name), int | float) and math.isfinite(row[name])]
+    return sum(values) / len(values) if values else None
+
+
+def summarise(folder: RunFolder, spec: RunSpec, seconds: float) -> dict[str, Any]:
+    """Before and after, from metrics.jsonl alone; ``objective``: the last evaluation, else the last training reward."""
+    rows = read_metrics(folder.metrics) if folder.metrics.exists() else []
+    steps = [row for row in rows if row["step"] > 0]
+    evaluated = [row["eval/reward"] for row in rows if "eval/reward" in row]
+    names = ("train/reward", "train/mis_kl", "train/mis_k3_kl", "train/mis_ess", "train/mis_kept_token_fraction")
+    after = {name: mean_of(steps[-TAIL:], name) for name in names}
+    return {
+        "steps": steps[-1]["step"] if steps else 0,
+        "before": {name: mean_of(steps[:TAIL], name) for name in names},
+        "after": after,
+        "eval_before": evaluated[0] if evaluated else None,
+        "eval_after": evaluated[-1] if evaluated else None,
+        "objective": evaluated[-1] if evaluated else after["train/reward"],
+        "nonfinite_steps": steps[-1].get("train/nonfinite_steps", 0) if steps else 0,
+        "all_rejected_steps": steps[-1].get("train/all_rejected_steps", 0) if steps else 0,
+        "seconds": round(seconds, 1),
+        "config_hash": config_hash(spec),
+        "seed": spec.seed,
+    }
+
+
+def show(summary: dict[str, Any], folder: RunFolder) -> None:
+    """The small table at the end."""
+    before, after = summary["before"], summary["after"]
+    rows = {
+        "evaluation reward": (summary["eval_before"], summary["eval_after"]),
+        "training reward": (before["train/reward"], after["train/reward"]),
+        "mismatch KL (k3)": (before["train/mis_k3_kl"], after["train/mis_k3_kl"]),
+        "effective sample size": (before["train/mis_ess"], after["train/mis_ess"]),
+        "kept tokens": (before["train/mis_kept_token_fraction"], after["train/mis_kept_token_fraction"]),
+    }
+    summary_table(rows, footer=(f"{summary['steps']} steps in {summary['seconds']} s; files: {folder.path}",))

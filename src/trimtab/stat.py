@@ -9,8 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+LOG_RATIO_CLAMP = 20.0
+"""Largest |log-ratio|, in nats, whose exp a weight or a loss uses: exp(20) = 4.9e8 is far beyond any bound or clip."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of finite magnitudes, binned by the high 16 bits of their float32.
+    """Counts of finite numbers' magnitudes, binned by the high 16 bits of their float32.
 
     Seven bits of mantissa: a quantile is right to a relative 2**-8 (it is the middle of its bin).
     """
@@ -78,20 +82,18 @@ class Histogram:
     bins: Tensor  # int64 [32768]
 
     @classmethod
-    def of(cls, magnitude: Tensor) -> Histogram:
-        """``magnitude``: any shape, float32 or float64, >= 0."""
-        bits = magnitude.to(torch.float32).view(torch.int32) >> 16
-        return cls(torch.bincount(bits, minlength=1 << 15))
+    def of(cls, x: Tensor) -> Histogram:
+        """``x``: flat, float32 or float64, of either sign."""
+        bits = np.abs(x.numpy()).astype(np.float32, copy=False).view(np.int32) >> 16
+        return cls(torch.bincount(torch.from_numpy(bits), minlength=1 << 15))
 
     def merge(self, other: Histogram) -> Histogram:
         return Histogram(self.bins + other.bins)
 
-    def quantile(self, share: float) -> float:
-        """The value below or at which a ``share`` of the magnitudes lies; 0 when there are none."""
-        seen = self.bins.cumsum(0)
-        total = int(seen[-1])
-        if total == 0:
-            return 0.0
-        at = int(torch.searchsorted(seen, max(1, math.ceil(share * total))))
-        edges = torch.tensor([at << 16, (at << 16) + 0xFFFF], dtype=torch.int32).view(torch.float32)
-        return float(edges.double().mean()) if at else 0.0
+    def quantiles(self, *shares: float) -> list[float]:
+        """The values below or at which these shares of the magnitudes lie; 0 when there are none."""
+        seen = self.bins.numpy().cumsum()
+        at = np.searchsorted(seen, [max(1, math.ceil(share * seen[-1])) for share in shares]) * (seen[-1] > 0)
+        low, high = ((at << 16 | rest).astype(np.int32).view(np.float32).astype(np.float64) for rest in (0, 0xFFFF))
+        values: list[float] = np.where(at > 0, (low + high) / 2, 0.0).tolist()
+        return values

@@ -11,6 +11,7 @@ from torch import Tensor
 from trimtab.correction.log_ratio import LogRatio, log_ratio
 from trimtab.correction.normalise import weight_mass
 from trimtab.correction.reject import Rejection, RejectRule, Veto, apply_rule, apply_veto
+from trimtab.correction.rows import room
 from trimtab.correction.weight import WeightRule, Weights, weigh
 from trimtab.errors import DataError
 from trimtab.spec import Level
@@ -100,7 +101,9 @@ def _together(given: LogRatio, weights: Weights | None, rejections: Sequence[Rej
 def _token_weight(given: LogRatio, weights: Weights | None, factor: float) -> Tensor:
     if weights is None:
         return torch.ones_like(given.log_ratio_M)
-    scaled_L = weights.bounded_L / factor
+    scaled_L = weights.bounded_L
+    if factor != 1:
+        scaled_L = torch.div(scaled_L, factor, out=room(scaled_L))
     return scaled_L if weights.rule.level is Level.token else given.rows.spread(scaled_L)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from trimtab.correction.log_ratio import LogRatio
-from trimtab.correction.rows import Rows
+from trimtab.correction.rows import Rows, room
 from trimtab.spec import Level
 
 
@@ -29,7 +30,8 @@ def level_ratio(given: LogRatio, level: Level) -> Tensor:
 
     Bounds are compared with this number, the weight as the caller gets it: a ratio that rounds to a bound is inside.
     """
-    return level_log_ratio(given, level).exp().to(given.log_ratio_M.dtype)
+    log_ratio_L = level_log_ratio(given, level)
+    return torch.exp(log_ratio_L, out=room(log_ratio_L)).to(given.log_ratio_M.dtype)
 
 
 def row_range(rows: Rows, level: Level, x_L: Tensor) -> tuple[Tensor, Tensor]:

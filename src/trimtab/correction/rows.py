@@ -6,19 +6,43 @@ not depend on its neighbours. M stands for the tokens that take part, a subset o
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import Any, Callable, Iterable
+from itertools import chain, pairwise
+from typing import Any, Callable, Iterable, Sequence, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-BLOCK = 3 << 13
-"""Tokens worked on at once: a few float64 arrays of this length fit the cache. With a row of 8,192 more it is still
-within what torch does on one thread: waking a second one for each small operation costs far more on a busy machine."""
+BLOCK = 3 << 14
+"""Tokens worked on at once: a few float64 arrays of this length fit the cache."""
+
+WORKERS, SHARE = 4, 4
+"""Most threads at a time, and fewest blocks that are worth one: starting a thread costs about as much as a block."""
+
+Array = NDArray[Any]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def _each(work: Callable[[T], R], blocks: Sequence[T]) -> list[R]:
+    """``work`` of each block, in order, on as many threads as pay: numpy computes without Python's lock."""
+    workers = min(torch.get_num_threads(), WORKERS, len(blocks) // SHARE)
+    if workers < 2:
+        return [work(block) for block in blocks]
+    edges = [len(blocks) * i // workers for i in range(workers + 1)]
+    with ThreadPoolExecutor(workers) as pool:
+        shares = pool.map(lambda edge: [work(block) for block in blocks[slice(*edge)]], pairwise(edges))
+        return list(chain.from_iterable(shares))
+
+
+def room(x: Tensor) -> Tensor:
+    """Memory for a result like x. From numpy, which asks for huge pages where torch doesn't: faulting small ones in
+    takes longer than the arithmetic on them."""
+    return torch.from_numpy(np.empty_like(x.numpy()))
 
 
 @dataclass(frozen=True)
@@ -54,20 +78,24 @@ class Rows:
         spans = np.split(self._starts, first)
         return [(slice(i, j), span - i) for (i, j), span in zip(pairwise(edges), spans, strict=True)]
 
-    def sums(self, columns: Callable[[slice], Iterable[Tensor]]) -> list[Tensor]:
+    def sums(self, columns: Callable[[slice], Iterable[Array]]) -> list[Tensor]:
         """Σ over each row of several quantities, each float64 [B]; 0 for an empty row.
 
         ``columns`` gives the quantities (numbers or flags) of a slice of tokens; it is called block by block,
-        so that what it computes on the way stays in the processor's cache instead of being [M] long; best a
-        generator, so that each quantity is gone before the next is made.
+        so that what it computes on the way stays in the processor's cache instead of being [M] long. Each quantity
+        is summed before the next is asked for, so a generator may reuse its memory.
         """
-        with np.errstate(invalid="ignore"):  # inf - inf is a NaN that callers expect
-            pieces = [[np.add.reduceat(x.double().numpy(), at) for x in columns(tokens)] for tokens, at in self.blocks]
-        return [self._on_all_rows(np.concatenate(column), 0.0) for column in zip(*pieces, strict=True)]
+
+        def block(at: tuple[slice, NDArray[np.int64]]) -> Array:
+            with np.errstate(invalid="ignore"):  # inf - inf is a NaN that callers expect
+                return np.stack([np.add.reduceat(x.astype(np.float64, copy=False), at[1]) for x in columns(at[0])])
+
+        return list(self._on_all_rows(np.concatenate(_each(block, self.blocks), axis=1), 0.0))
 
     def sum(self, x_M: Tensor) -> Tensor:
         """Σ over each row of a number, or how many flags are set, float64 [B]; 0 for an empty row."""
-        return self.sums(lambda at: [x_M[at]])[0]
+        x = x_M.numpy()
+        return self.sums(lambda at: [x[at]])[0]
 
     def lowest(self, x_M: Tensor) -> Tensor:
         """Smallest value of each row [B]; +inf for an empty row."""
@@ -83,10 +111,16 @@ class Rows:
 
     def per_token(self, sum_B: Tensor) -> Tensor:
         """Row sums divided by the row's tokens; 0 for an empty row."""
-        return sum_B / self.count_B.clamp(min=1)
+        return sum_B / self._divisor_B
 
-    def _on_all_rows(self, filled: NDArray[Any], empty: float) -> Tensor:
+    @cached_property
+    def _divisor_B(self) -> Tensor:
+        return self.count_B.clamp(min=1).double()
+
+    def _on_all_rows(self, filled: Array, empty: float) -> Tensor:
         # reduceat would give an empty row its neighbour's first value, so it never sees one
-        out = torch.full(self.count_B.shape, empty, dtype=torch.from_numpy(filled).dtype)
-        out[self.filled_B] = torch.from_numpy(filled)
-        return out
+        if self.filled == len(self.count_B):
+            return torch.from_numpy(filled)
+        out = np.full((*filled.shape[:-1], len(self.count_B)), empty, dtype=filled.dtype)
+        out[..., self.filled_B.numpy()] = filled
+        return torch.from_numpy(out)

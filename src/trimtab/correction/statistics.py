@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import reduce
 from typing import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trimtab.correction.correct import Correction
 from trimtab.correction.level import row_range
-from trimtab.correction.log_ratio import LOG_RATIO_CLAMP, LogRatio
-from trimtab.correction.rows import Rows
+from trimtab.correction.log_ratio import LogRatio
+from trimtab.correction.rows import Array, Rows
 from trimtab.correction.weight import Weights
 from trimtab.spec import Level, TisMode
-from trimtab.stat import Extremes, Histogram, Mean, Spread
+from trimtab.stat import LOG_RATIO_CLAMP, Extremes, Histogram, Mean, Spread
 
 EXP_LIMIT = 600.0
 """Largest argument of exp in a metric: a mean of such numbers is still a float64."""
+
+HISTOGRAM_BLOCK = 1 << 18
+"""Numbers counted at once: what is made of them fits the cache, and the bins are few beside them."""
 
 Means = dict[str, Mean]
 
@@ -53,13 +58,14 @@ class CorrectionStats:
 
     def as_dict(self) -> dict[str, float]:
         """Metric names (docs/metrics.md, without ``train/``) and finite values."""
+        p50, p99 = self.magnitude.quantiles(0.5, 0.99)
         return {
             **{name: mean.value for name, mean in self.means.items()},
             **{name: float(count) for name, count in self.counts.items()},
             "mis_log_ratio_min": self.log_ratio.smallest,
             "mis_log_ratio_max": self.log_ratio.largest,
-            "mis_abs_log_ratio_p50": self.magnitude.quantile(0.5),
-            "mis_abs_log_ratio_p99": self.magnitude.quantile(0.99),
+            "mis_abs_log_ratio_p50": p50,
+            "mis_abs_log_ratio_p99": p99,
             "mis_abs_log_ratio_max": self.log_ratio.magnitude,
             "mis_ess": self.ess.value,
             "mis_ess_seq": self.ess_seq.value,
@@ -84,10 +90,14 @@ def measure(correction: Correction) -> CorrectionStats:
         means=means,
         counts=counts,
         log_ratio=scored.extremes,
-        magnitude=Histogram.of(scored.log_ratio_M.abs()),
+        magnitude=_magnitude(scored.log_ratio_M),
         ess=Spread(float(kept.sum_B.sum()), float(kept.squares_B.sum()), given.rows.tokens),
         ess_seq=Spread(float(sequence_B.sum()), float(sequence_B @ sequence_B), given.rows.filled),
     )
+
+
+def _magnitude(log_ratio_M: Tensor) -> Histogram:
+    return reduce(Histogram.merge, map(Histogram.of, log_ratio_M.split(HISTOGRAM_BLOCK)))
 
 
 def _mismatch(scored: LogRatio) -> Means:
@@ -96,19 +106,19 @@ def _mismatch(scored: LogRatio) -> Means:
     k3 = e - d is not clamped, chi2 = exp(2d) - 1 = e² + 2e is (d to ±LOG_RATIO_CLAMP).
     """
     rows, extreme = scored.rows, scored.extremes.magnitude > LOG_RATIO_CLAMP
+    numerator_M, d_M = scored.numerator_M.numpy(), scored.log_ratio_M.numpy()
 
-    # of all tokens at once, as torch wakes its threads for every expm1, however short; a copy, to work in place
-    e_M = scored.log_ratio_M.to(torch.float64, copy=True)
-    e_M = (e_M.clamp_(max=EXP_LIMIT) if extreme else e_M).expm1_()
-
-    def columns(at: slice) -> Iterator[Tensor]:
-        yield scored.numerator_M[at]
-        yield scored.log_ratio_M[at].abs()
-        e = e_M[at]
+    def columns(at: slice) -> Iterator[Array]:
+        yield numerator_M[at]
+        e = d_M[at].astype(np.float64)
+        work = np.abs(e)
+        yield work
+        np.expm1(np.minimum(e, EXP_LIMIT, out=e) if extreme else e, out=e)
         yield e
-        yield e.abs()
-        safe = e.clamp(math.expm1(-LOG_RATIO_CLAMP), math.expm1(LOG_RATIO_CLAMP)) if extreme else e
-        yield (safe + 2).mul_(safe)
+        yield np.abs(e, out=work)
+        if extreme:
+            np.clip(e, math.expm1(-LOG_RATIO_CLAMP), math.expm1(LOG_RATIO_CLAMP), out=e)
+        yield np.multiply(np.add(e, 2, out=work), e, out=work)
 
     logp_B, abs_d_B, e_B, abs_e_B, chi2_B = (rows.per_token(sum_B) for sum_B in rows.sums(columns))
     d_B = rows.per_token(scored.sum_B)
@@ -129,8 +139,7 @@ def _mismatch(scored: LogRatio) -> Means:
         "tis": e_B + 1,
         "tis_abs": abs_e_B,
     }
-    overall = {"mis_log_ratio_mean": Mean(float(scored.sum_B.sum()), rows.tokens)}
-    return {name: _over_rows(rows, value_B) for name, value_B in per_row.items()} | overall
+    return _over_rows(rows, per_row) | {"mis_log_ratio_mean": Mean(float(scored.sum_B.sum()), rows.tokens)}
 
 
 def _weights(correction: Correction, weights: Weights, kept: _Kept) -> Means:
@@ -141,7 +150,7 @@ def _weights(correction: Correction, weights: Weights, kept: _Kept) -> Means:
     high_B = _share(rows, [(rule.level, weights.band.high_L)] if rule.high < float("inf") else [])
     lowest_B, highest_B = row_range(rows, rule.level, weights.bounded_L)
     per_row = {
-        "mis_tis_weight_before_bound": rows.per_token(kept.raw_B),
+        "mis_tis_weight_before_bound": rows.per_token(weights.raw_B),
         "mis_tis_weight_after_bound": after_B,
         "tis_clipfrac": low_B + high_B,
         "mis_is_ratio_mean_final": after_B / factor,
@@ -159,7 +168,7 @@ def _weights(correction: Correction, weights: Weights, kept: _Kept) -> Means:
             per_row |= {"mis_tis_mask_fraction_low": low_B, "mis_tis_mask_fraction_high": high_B}
     some_B = kept.tokens_B > 0
     after_rejection = Mean(float((kept.sum_B[some_B] / kept.tokens_B[some_B]).sum()), int(some_B.sum()))
-    return {name: _over_rows(rows, value_B) for name, value_B in per_row.items()} | {
+    return _over_rows(rows, per_row) | {
         "mis_is_ratio_mean_after_tis_rs": after_rejection,
         "mis_batch_norm_factor": correction.mass,
     }
@@ -175,12 +184,12 @@ def _rejection(correction: Correction) -> Means:
         bad_B = correction.veto.catastrophic_B
         per_row["mis_rs_catastrophic_token_fraction"] = rows.per_token(bad_B)
         per_row["mis_rs_catastrophic_seq_fraction"] = (bad_B > 0).double()
-    return {name: _over_rows(rows, value_B) for name, value_B in per_row.items()}
+    return _over_rows(rows, per_row)
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """Row sums, float64: kept tokens, their bounded weights and squares; the raw weights of all valid tokens.
+    """Row sums, float64: kept tokens, their bounded weights, and the squares of these.
 
     Weights are taken before normalising: a common factor cancels in the effective sample size.
     """
@@ -188,25 +197,23 @@ class _Kept:
     tokens_B: Tensor
     sum_B: Tensor
     squares_B: Tensor
-    raw_B: Tensor
 
 
 def _kept(correction: Correction) -> _Kept:
     rows, weights, token_M = correction.given.rows, correction.weights, correction.keep.token_M
     tokens_B = rows.count_B.double() if token_M is None else rows.sum(token_M)
     if weights is None:
-        sum_B, squares_B, raw_B = tokens_B, tokens_B, rows.count_B.double()
+        sum_B, squares_B = tokens_B, tokens_B
     elif weights.rule.level is not Level.token:
         w_B = weights.bounded_L.double()
-        sum_B, squares_B, raw_B = w_B * tokens_B, w_B**2 * tokens_B, weights.raw_L.double() * rows.count_B
-    elif token_M is None:
-        raw_B, squares_B = rows.sums(lambda at: [weights.raw_L[at], weights.bounded_L[at].double() ** 2])
-        sum_B = weights.bounded_B
+        sum_B, squares_B = w_B * tokens_B, w_B**2 * tokens_B
     else:
-        kept_M = weights.bounded_L.where(token_M, 0.0)
-        raw_B, squares_B, sum_B = rows.sums(lambda at: [weights.raw_L[at], kept_M[at].double() ** 2, kept_M[at]])
+        kept_L = weights.bounded_L if token_M is None else weights.bounded_L.where(token_M, 0.0)
+        kept_M = kept_L.numpy()
+        squares_B = rows.sums(lambda at: [np.square(kept_M[at].astype(np.float64))])[0]
+        sum_B = weights.bounded_B if token_M is None else rows.sum(kept_L)
     tokens_B, sum_B, squares_B = (x_B.where(correction.keep.row_B, 0.0) for x_B in (tokens_B, sum_B, squares_B))
-    return _Kept(tokens_B, sum_B, squares_B, raw_B)
+    return _Kept(tokens_B, sum_B, squares_B)
 
 
 def _kept_shares(rows: Rows, kept: _Kept) -> Means:
@@ -216,22 +223,26 @@ def _kept_shares(rows: Rows, kept: _Kept) -> Means:
     }
 
 
-def _over_rows(rows: Rows, mean_B: Tensor) -> Mean:
-    """Average over the rows that have a token."""
-    return Mean(float(mean_B[rows.filled_B].sum(dtype=torch.float64)), rows.filled)
+def _over_rows(rows: Rows, per_row: dict[str, Tensor]) -> Means:
+    """Average of each quantity, float64 [B], over the rows that have a token."""
+    if not per_row:
+        return {}
+    totals = torch.stack(list(per_row.values()))[:, rows.filled_B].sum(1)
+    return {name: Mean(total, rows.filled) for name, total in zip(per_row, totals.tolist(), strict=True)}
 
 
 def _share(rows: Rows, flags: list[tuple[Level, Tensor]]) -> Tensor:
     """Share of each row's tokens, float64 [B], concerned by any of the flags, given per token or per row."""
-    row_B, token_M = torch.zeros(len(rows.count_B), dtype=torch.bool), None
+    share_B, row_B, token_M = torch.zeros(rows.count_B.shape, dtype=torch.float64), None, None
     for level, flag_L in flags:
         match level:
             case Level.token:
                 token_M = flag_L if token_M is None else token_M | flag_L
             case Level.sequence | Level.geometric:
-                row_B = row_B | flag_L
-    token_B = torch.zeros(len(row_B), dtype=torch.float64) if token_M is None else rows.per_token(rows.sum(token_M))
-    return token_B.where(~row_B, 1.0)
+                row_B = flag_L if row_B is None else row_B | flag_L
+    if token_M is not None and token_M.numpy().any():
+        share_B = rows.per_token(rows.sum(token_M))
+    return share_B if row_B is None else share_B.where(~row_B, 1.0)
 
 
 def _flags(flag_M: Tensor | None) -> int:

@@ -6,13 +6,15 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from trimtab.correction.band import Band, band, check_bounds
 from trimtab.correction.level import level_log_ratio
-from trimtab.correction.log_ratio import LOG_RATIO_CLAMP, LogRatio
-from trimtab.correction.rows import Rows
+from trimtab.correction.log_ratio import LogRatio
+from trimtab.correction.rows import Rows, room
 from trimtab.spec import Level, TisMode
+from trimtab.stat import LOG_RATIO_CLAMP
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,15 @@ class Weights:
     @cached_property
     def bounded_B(self) -> Tensor:
         """Row sums of the bounded weights of all valid tokens, float64."""
-        if self.rule.level is Level.token:
-            return self.rows.sum(self.bounded_L)
-        return self.bounded_L.double() * self.rows.count_B
+        return self._sum(self.bounded_L)
+
+    @cached_property
+    def raw_B(self) -> Tensor:
+        """Row sums of the raw weights of all valid tokens, float64."""
+        return self.bounded_B if self.bounded_L is self.raw_L else self._sum(self.raw_L)
+
+    def _sum(self, x_L: Tensor) -> Tensor:
+        return self.rows.sum(x_L) if self.rule.level is Level.token else x_L.double() * self.rows.count_B
 
 
 def weigh(given: LogRatio, rule: WeightRule) -> Weights:
@@ -86,13 +94,21 @@ def weigh(given: LogRatio, rule: WeightRule) -> Weights:
     match rule.mode:
         case TisMode.off | TisMode.mask:
             bounded_L = raw_L
-        case TisMode.truncate:
-            bounded_L = raw_L.clamp(max=rule.high)
-        case TisMode.clip:
-            bounded_L = raw_L.clamp(rule.low, rule.high)
+        case TisMode.truncate | TisMode.clip:
+            bounded_L = _bounded(raw_L, rule.low, rule.high)
     if at.missing_L is not None:
         bounded_L = bounded_L.where(~at.missing_L, 1.0)
     return Weights(rule, given.rows, raw_L, bounded_L, clamped_L, at)
+
+
+def _bounded(raw_L: Tensor, low: float, high: float) -> Tensor:
+    """The very tensor given if all of it lies within the bounds, as it often does."""
+    if not raw_L.numel():
+        return raw_L
+    smallest, largest = raw_L.aminmax()
+    if low <= float(smallest) and float(largest) <= high:
+        return raw_L
+    return torch.clamp(raw_L, low, high, out=room(raw_L))
 
 
 def _beyond_clamp(given: LogRatio, level: Level, log_ratio_L: Tensor) -> bool:

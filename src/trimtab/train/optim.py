@@ -53,10 +53,14 @@ class Optimizer:
 
     def step(self) -> float | None:
         """Clip to max_grad_norm and step; returns the norm before clipping, or None (no step) when it isn't finite."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._spec.max_grad_norm))
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        total = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        norm = float(total)
         if not math.isfinite(norm):
             self.discard()
             return None
+        if norm > self._spec.max_grad_norm:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._spec.max_grad_norm, total, foreach=True)
         for group in self._adamw.param_groups:
             group["lr"] = self.lr
         self._adamw.step()

@@ -1,6 +1,10 @@
 """Speed of ``correct`` + ``measure`` with every metric, against the floor exp(a - b) over the same tokens.
 
-    OMP_NUM_THREADS=2 python benchmarks/correction.py
+    MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=1000000000 OMP_WAIT_POLICY=passive \\
+        OMP_NUM_THREADS=2 python benchmarks/correction.py
+
+The MALLOC variables make glibc keep freed memory. Without them it hands some back, by chance, and the floor is 4 or
+14 ms: mostly page faults.
 
 A batch of 1,024 rows and about 2.8 million tokens (lengths 16-8,192, skewed), float32. The two are timed in
 turn in one process; the figures are medians. The last line is one JSON object; ``ratio`` is correction / floor.

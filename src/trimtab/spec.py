@@ -331,7 +331,7 @@ class DebugSpec:
 @dataclass(frozen=True)
 class RunSpec:
     seed: int = opt(0, "seeds everything: data order, sampling, model initialisation")
-    steps: int = opt(350, "rollout batches to train on")
+    steps: int = opt(300, "rollout batches to train on")
     run_dir: str = opt("", "where the run's files go; empty: runs/<time>_<algo>_<hash>")
     resume: str = opt("no", "no | auto (the last good checkpoint in run_dir, if any) | a run or checkpoint folder")
     algo: AlgoSpec = opt(AlgoSpec, "algorithm")

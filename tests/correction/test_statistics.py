@@ -11,7 +11,7 @@ import oracle
 import pytest
 import torch
 
-from trimtab.correction import CorrectionStats, RejectRule, WeightRule, correct, measure
+from trimtab.correction import CorrectionStats, RejectRule, WeightRule, correct, measure, rows
 from trimtab.spec import Level, TisMode
 
 BOUNDS = {Level.token: (0.5, 2.0), Level.sequence: (0.3, 3.0), Level.geometric: (0.9, 1.1)}
@@ -195,6 +195,21 @@ def test_float32_metrics_are_summed_in_float64():
     tensors = batch(4, dtype=torch.float32)
     metrics = measure(correct(*tensors, weight=None)).as_dict()
     close(metrics, oracle.mismatch_metrics(*rows_of(tensors)), rel=1e-6)
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_blocks_and_threads_change_nothing(odd, monkeypatch):
+    threads, results = torch.get_num_threads(), []
+    for block, workers in ((1 << 20, 1), (16, 1), (16, 2)):
+        monkeypatch.setattr(rows, "BLOCK", block)
+        monkeypatch.setattr(rows, "SHARE", 1)
+        torch.set_num_threads(workers)
+        done = correct(*batch(0, odd), weight=WeightRule(Level.token, TisMode.clip, 0.5, 2.0), veto=0.1)
+        assert (len(done.given.rows.blocks) > 1) is (block == 16)
+        results.append(measure(done).as_dict())
+    torch.set_num_threads(threads)
+    close(results[1], results[0], rel=1e-14)
+    assert results[2] == results[1]
 
 
 def test_every_metric_stands_in_the_docs():

@@ -28,10 +28,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def _each(work: Callable[[T], R], blocks: Sequence[T]) -> list[R]:
-    """``work`` of each block, in order, on as many threads as pay: numpy computes without Python's lock."""
+def _each(work: Callable[[T], R], blocks: Sequence[T], heavy: bool) -> list[R]:
+    """``work`` of each block, in order; if it is heavy, on several threads: numpy computes without Python's lock."""
     workers = min(torch.get_num_threads(), WORKERS, len(blocks) // SHARE)
-    if workers < 2:
+    if workers < 2 or not heavy:
         return [work(block) for block in blocks]
     edges = [len(blocks) * i // workers for i in range(workers + 1)]
     with ThreadPoolExecutor(workers) as pool:
@@ -78,19 +78,20 @@ class Rows:
         spans = np.split(self._starts, first)
         return [(slice(i, j), span - i) for (i, j), span in zip(pairwise(edges), spans, strict=True)]
 
-    def sums(self, columns: Callable[[slice], Iterable[Array]]) -> list[Tensor]:
+    def sums(self, columns: Callable[[slice], Iterable[Array]], *, heavy: bool = False) -> list[Tensor]:
         """Σ over each row of several quantities, each float64 [B]; 0 for an empty row.
 
         ``columns`` gives the quantities (numbers or flags) of a slice of tokens; it is called block by block,
         so that what it computes on the way stays in the processor's cache instead of being [M] long. Each quantity
-        is summed before the next is asked for, so a generator may reuse its memory.
+        is summed before the next is asked for, so a generator may reuse its memory. ``heavy``: they take much longer
+        to compute than to sum, which is when threads pay.
         """
 
         def block(at: tuple[slice, NDArray[np.int64]]) -> Array:
             with np.errstate(invalid="ignore"):  # inf - inf is a NaN that callers expect
                 return np.stack([np.add.reduceat(x.astype(np.float64, copy=False), at[1]) for x in columns(at[0])])
 
-        return list(self._on_all_rows(np.concatenate(_each(block, self.blocks), axis=1), 0.0))
+        return list(self._on_all_rows(np.concatenate(_each(block, self.blocks, heavy), axis=1), 0.0))
 
     def sum(self, x_M: Tensor) -> Tensor:
         """Σ over each row of a number, or how many flags are set, float64 [B]; 0 for an empty row."""

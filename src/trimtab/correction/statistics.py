@@ -120,7 +120,7 @@ def _mismatch(scored: LogRatio) -> Means:
             np.clip(e, math.expm1(-LOG_RATIO_CLAMP), math.expm1(LOG_RATIO_CLAMP), out=e)
         yield np.multiply(np.add(e, 2, out=work), e, out=work)
 
-    logp_B, abs_d_B, e_B, abs_e_B, chi2_B = (rows.per_token(sum_B) for sum_B in rows.sums(columns))
+    logp_B, abs_d_B, e_B, abs_e_B, chi2_B = (rows.per_token(sum_B) for sum_B in rows.sums(columns, heavy=True))
     d_B = rows.per_token(scored.sum_B)
     rollout_B = d_B - logp_B
     per_row = {

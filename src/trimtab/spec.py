@@ -269,7 +269,7 @@ class TaskSpec:
     shots: int = opt(4, "few_shot: worked examples before the question")
     system: Optional[str] = opt(None, "chat: the system message")
     stop: Optional[str] = opt(None, "a response ends at the first token whose text holds this")
-    train_size: int = opt(4096, "generated tasks: problems to train on")
+    train_size: int = opt(7000, "generated tasks: problems to train on")
     eval_size: int = opt(256, "problems to evaluate on")
     path: Optional[str] = opt(None, "jsonl: the file; hf: the dataset's folder or name; custom: package.module:name")
     eval_path: Optional[str] = opt(None, "jsonl: the evaluation file; empty: the last eval_size lines of path")

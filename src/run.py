@@ -19,7 +19,7 @@ FAILED, REFUSED, PREEMPTED = 1, 2, 75  # 75 is EX_TEMPFAIL: run it again
 
 def job(composed: DictConfig) -> float | None:
     """One run: rules first, torch only when they hold; returns the objective for optimising sweepers."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's threads that spin make a busy machine ten times slower
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads slow a busy machine tenfold
     try:
         spec = config.with_run_dir(config.prepare(composed))
         for line in config.ignored(config.to_spec(composed)):

@@ -23,13 +23,14 @@ DOCS = ROOT / "docs"
 
 # -- where a module stands -------------------------------------------------------------------------------------------
 
-STDLIB = {"spec", "errors"}
+STDLIB = {"spec", "errors", "files"}
 DATA = STDLIB | {"batch", "stat", "protocol"}
 PARTS = {"rollout", "policy", "task", "track"}
 TOP = {"folder", "provenance", "summary", "launch", "report", "build", "experiment", "cli", "doctor"}
 MAY_IMPORT: dict[str, set[str]] = {
     "spec": {"errors"},
     "errors": set(),
+    "files": set(),
     "batch": DATA,
     "stat": DATA,
     "protocol": DATA,
@@ -64,7 +65,19 @@ THIRD_PARTIES = {
     "wandb": {"track/wandb"},
     "rich": {"track/console"},
 }
-WITHOUT_TORCH = {"spec", "errors", "config", "folder", "provenance", "cli", "doctor", "task", "track", "recording"}
+WITHOUT_TORCH = {
+    "spec",
+    "errors",
+    "files",
+    "config",
+    "folder",
+    "provenance",
+    "cli",
+    "doctor",
+    "task",
+    "track",
+    "recording",
+}
 
 # (file, rule): why it may break it.
 EXCEPTIONS = {

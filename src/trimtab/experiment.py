@@ -19,7 +19,8 @@ import yaml
 from trimtab import build
 from trimtab.config import config_hash, read_yaml, to_dict, to_yaml
 from trimtab.errors import CheckpointError, ConfigError
-from trimtab.folder import RunFolder, end_state, full_disk_explained, write_atomic
+from trimtab.files import write_text
+from trimtab.folder import RunFolder, end_state, full_disk_explained
 from trimtab.protocol import Tracker
 from trimtab.provenance import provenance
 from trimtab.spec import Engine, RunSpec, Schedule
@@ -120,8 +121,8 @@ def run(spec: RunSpec, overrides: Sequence[str] = ()) -> float | None:
     claim = RunFolder(Path(spec.run_dir), spec.resume)
     refuse_harm(spec, claim)
     with full_disk_explained(claim.path), claim as folder, ExitStack() as stack:
-        write_atomic(folder.config, to_yaml(spec))
-        write_atomic(folder.overrides, yaml.safe_dump(list(overrides), allow_unicode=True))
+        write_text(folder.config, to_yaml(spec))
+        write_text(folder.overrides, yaml.safe_dump(list(overrides), allow_unicode=True))
         tracker = build.make_tracker(spec, folder)
 
         def finish(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -15,21 +15,9 @@ from types import TracebackType
 from typing import IO, Any
 
 from trimtab.errors import ConfigError, Preempted, TrimtabError
+from trimtab.files import write_text
 
 STATES = ("running", "completed", "failed", "preempted")
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write beside, flush, rename: readers see the old text or the new one, never half."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)  # a full disk leaves half of it
 
 
 @contextmanager
@@ -132,7 +120,7 @@ class RunFolder:
         self._fields |= fields
         text = json.dumps({"state": state, "error": error, **self._fields, "updated": time.time()}, indent=1) + "\n"
         try:
-            write_atomic(self.status, text)
+            write_text(self.status, text)
         except OSError:
             # A full disk has no room for a second file, but the blocks of the one that exists can be written again.
             with self.status.open("r+") as file:
@@ -141,7 +129,7 @@ class RunFolder:
 
     def write_json(self, path: Path, values: Mapping[str, Any]) -> None:
         """Write one of the folder's JSON files."""
-        write_atomic(path, json.dumps(values, indent=1, default=str) + "\n")
+        write_text(path, json.dumps(values, indent=1, default=str) + "\n")
 
 
 class StatusTracker:

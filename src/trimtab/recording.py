@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 
 from trimtab.batch import Finish, Problem, Prompt, Sample
 from trimtab.errors import DataError
+from trimtab.files import replacing
 
 SCHEMA = pa.schema(
     [
@@ -83,20 +83,8 @@ def write_rollouts(
     rows = [_row(recorded, i) for i in range(count)]
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("wb") as file:
-            pq.write_table(table, file, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with replacing(path) as file:
+        pq.write_table(table, file, compression="zstd")
 
 
 def read_rollouts(path: Path) -> list[RecordedStep]:

@@ -241,7 +241,8 @@ def test_every_pass_over_the_data_visits_each_problem_once_in_a_new_order() -> N
 
 
 def test_training_learns_the_toy_task(tmp_path: Path) -> None:
-    run(parts(), toy_spec("optim.lr=0.1", "optim.schedule=constant", "rollout.batch_size=48", "rollout.group_size=8", steps=150), tmp_path)
+    size = ["rollout.batch_size=48", "rollout.group_size=8", "optim.lr=0.1", "optim.schedule=constant"]
+    run(parts(), toy_spec(*size, steps=150), tmp_path)
     rewards = [row["train/reward"] for row in lines(tmp_path)[1:]]
     assert sum(rewards[:10]) / 10 < 0.25
     assert sum(rewards[-10:]) / 10 > 0.5

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping
 
 from trimtab.errors import ModelError
+from trimtab.files import sha256
 
 log = logging.getLogger(__name__)
 CHECKSUMS = "checksums.json"
@@ -65,11 +66,11 @@ def intact(folder: Path) -> bool:
         return False
     if not isinstance(sums, dict) or not sums:
         return False
-    return all((folder / name).is_file() and _sha256(folder / name) == value for name, value in sums.items())
+    return all((folder / name).is_file() and sha256(folder / name) == value for name, value in sums.items())
 
 
 def _write_checksums(folder: Path) -> None:
-    sums = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
+    sums = {path.name: sha256(path) for path in sorted(folder.iterdir())}
     (folder / CHECKSUMS).write_text(json.dumps(sums, indent=1) + "\n")
 
 
@@ -87,11 +88,6 @@ def _put(beside: Path, folder: Path) -> None:
     except OSError as error:
         if not intact(folder):
             raise ModelError(f"cannot write {folder}: {error.strerror}; set policy.cache_dir=") from error
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

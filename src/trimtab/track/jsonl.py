@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Iterator, Mapping
 
 from trimtab.errors import DataError
+from trimtab.files import replacing
 
 FILE = "metrics.jsonl"
 SYNC_SECONDS = 5.0
@@ -116,13 +117,9 @@ def parse_lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 
 def rewrite(path: Path, lines: Iterator[bytes]) -> None:
-    """Replace ``path`` by ``lines``, written beside it and renamed: a kill leaves the old or the new file."""
-    beside = path.with_name(path.name + ".tmp")
-    with beside.open("wb") as out:
+    """Replace ``path`` by ``lines``."""
+    with replacing(path) as out:
         out.writelines(lines)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(beside, path)
 
 
 def drop_torn_tail(path: Path) -> None:

@@ -6,7 +6,6 @@ manifest.json with the SHA-256 of each; a folder whose manifest doesn't hold is 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trimtab.errors import CheckpointError
+from trimtab.files import flush, sha256
 
 log = logging.getLogger(__name__)
 
@@ -74,19 +74,6 @@ def _join_optimizer(tensors: dict[str, Tensor], plain: dict[str, Any]) -> dict[s
     return {"state": slots, **plain}
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def save(folder: Path, snapshot: Snapshot, keep: int) -> Path:
     """Write a checkpoint under ``folder`` and drop all but the newest ``keep``; returns its path.
 
@@ -101,7 +88,7 @@ def save(folder: Path, snapshot: Snapshot, keep: int) -> Path:
         _write(beside, snapshot)
         shutil.rmtree(final, ignore_errors=True)
         beside.rename(final)
-        _flush(folder)
+        flush(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(beside, ignore_errors=True)
         raise CheckpointError(
@@ -122,10 +109,10 @@ def _write(folder: Path, snapshot: Snapshot) -> None:
         save_file({k: v.detach().cpu().contiguous().clone() for k, v in values.items()}, folder / f"{name}.safetensors")
     state = {"meta": snapshot.meta, "optimizer": plain, "random": snapshot.randomness["plain"], "step": snapshot.step}
     (folder / "state.json").write_text(json.dumps(state))
-    manifest = {path.name: _digest(path) for path in sorted(folder.iterdir())}
+    manifest = {path.name: sha256(path) for path in sorted(folder.iterdir())}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
     for path in folder.iterdir():
-        _flush(path)
+        flush(path)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -138,7 +125,7 @@ def fault(path: Path) -> str | None:
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         for name, digest in manifest.items():
-            if _digest(path / name) != digest:
+            if sha256(path / name) != digest:
                 return f"{name} does not match its checksum"
     except (OSError, ValueError) as error:
         return f"manifest unreadable ({error})"

@@ -88,7 +88,7 @@ CASES = [
         "for example rollout.top_k=0",
     ),
     (
-        ["rollout.batch_size=100"],
+        ["rollout.batch_size=100", "rollout.group_size=8"],
         "rollout.batch_size=100 is refused; allowed: multiples of rollout.group_size=8; "
         "for example rollout.batch_size=104",
     ),

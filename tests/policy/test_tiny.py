@@ -44,17 +44,29 @@ def test_warm_up_reaches_its_accuracy_is_cached_and_the_same_each_time(
     said: list[str] = []
     torch.manual_seed(123)
     before = torch.get_rng_state()
-    folder = prepare(spec(tmp_path / "one", 0.5), copies, said.append)
+    folder = prepare(spec(tmp_path / "one", 0.5), copies, lambda done, total, text: said.append(text))
     assert torch.equal(torch.get_rng_state(), before)
-    assert said and "of 0.50" in said[-1]
+    assert any("wanted 0.78" in text for text in said) and "wanted 0.50" in said[-1]
     policy = load(folder, spec(tmp_path, 0.5))
-    assert tiny.sampled_accuracy(policy, [copies(random.Random(i)) for i in range(500)], seed=9) > 0.4
+    assert 0.3 < tiny.sampled_accuracy(policy, [copies(random.Random(i)) for i in range(500)], seed=9) < 0.6
     count = len(said)
-    assert prepare(spec(tmp_path / "one", 0.5), copies, said.append) == folder and len(said) == count
+    again = prepare(spec(tmp_path / "one", 0.5), copies, lambda done, total, text: said.append(text))
+    assert again == folder and len(said) == count
     torch.manual_seed(7)
-    again = load(prepare(spec(tmp_path / "two", 0.5), copies), spec(tmp_path, 0.5))
-    assert all(torch.equal(again.state()[name], tensor) for name, tensor in policy.state().items())
+    other = load(prepare(spec(tmp_path / "two", 0.5), copies), spec(tmp_path, 0.5))
+    assert all(torch.equal(other.state()[name], tensor) for name, tensor in policy.state().items())
     assert prepare(spec(tmp_path / "one", 0.5), lambda draw: ("1=", "1")) != folder
+
+
+def test_answers_slip_at_the_rate_that_leaves_the_wanted_share_right() -> None:
+    draw = random.Random(0)
+    answers = [str(draw.randint(10, 999)) for _ in range(4000)]
+    rate = tiny.slip_rate(0.4, answers)
+    pairs = [(answer, tiny.slipped(answer, rate, draw)) for answer in answers]
+    assert sum(a == b for a, b in pairs) / 4000 == pytest.approx(0.4, abs=0.03)
+    changed = sum(x != y for a, b in pairs for x, y in zip(a, b, strict=True))
+    assert changed / sum(map(len, answers)) == pytest.approx(rate, abs=0.02)
+    assert tiny.slipped("-7", 1.0, draw)[0] == "-" and tiny.slipped("12", 0.0, draw) == "12"
 
 
 def test_damaged_weights_are_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from trimtab.track.console import duration, plain_progress, spark
 
 METRICS = {
     "train/reward": 0.5,
-    "train/mis_kl": 1.23e-7,
+    "train/mis_k3_kl": 1.23e-7,
     "train/mis_ess": 0.987,
     "train/mis_kept_token_fraction": 0.9951,
     "perf/tokens_per_second": 12345.6,
@@ -68,7 +68,7 @@ def test_metrics_that_are_missing_or_not_finite() -> None:
     tracker = ConsoleTracker(10, console)
     assert tracker.line(3, {}, 0.0) == "step 3/10"
     tracker.log(1, {"train/reward": math.nan})
-    assert "reward nan" in tracker.line(2, {"train/reward": math.nan, "train/mis_kl": math.inf}, 0.0)
+    assert "reward nan" in tracker.line(2, {"train/reward": math.nan, "train/mis_k3_kl": math.inf}, 0.0)
 
 
 def test_time_left_counts_from_where_the_run_resumed() -> None:

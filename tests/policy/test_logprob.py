@@ -185,3 +185,30 @@ def test_works_without_grad_and_with_deterministic_algorithms() -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert not quiet.requires_grad and torch.equal(quiet, logp)
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("live", [[0, 5, 6, 12], []])
+def test_tokens_without_a_gradient_are_left_out_and_change_nothing(
+    live: list[int], entropy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, weight, bias, token = inputs(torch.float64)
+    options, factor = LogitOptions(chunk=3), torch.zeros(N, dtype=torch.float64)
+    factor[live] = torch.linspace(1, 2, len(live), dtype=torch.float64)
+    seen: list[int] = []
+    tiles = logprob._tiles
+
+    def counted(hidden_N: Tensor, *rest: object) -> object:
+        seen.append(hidden_N.shape[0])
+        return tiles(hidden_N, *rest)
+
+    monkeypatch.setattr(logprob, "_tiles", counted)
+    logp, ent = token_logprobs(hidden, weight, token, bias, options, entropy)
+    logp_0, ent_0 = plain(hidden, weight, token, bias, options)
+    loss, loss_0 = (factor * logp).sum(), (factor * logp_0).sum()
+    if ent is not None:
+        loss, loss_0 = loss + (factor * ent).sum(), loss_0 + (factor * ent_0).sum()
+    got, expected = (torch.autograd.grad(x, [hidden, weight, bias]) for x in (loss, loss_0))
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+    assert seen == [N, len(live)]

@@ -14,10 +14,10 @@ import pytest
 import torch
 from toy import END, ToyPolicy, ToyRollout, ToyTask, ToyTokenizer, toy_spec
 
-from trimtab.batch import Sample
+from trimtab.batch import Problem, Sample
 from trimtab.build import HandOverProbe
 from trimtab.errors import CheckpointError, DataError, EngineError, NonFiniteError, Preempted, TrimtabError
-from trimtab.spec import RunSpec
+from trimtab.spec import RolloutSpec, RunSpec
 from trimtab.track import JsonlTracker, read_metrics, truncate_after
 from trimtab.train import checkpoint
 from trimtab.train.data import PromptStream
@@ -233,7 +233,7 @@ def test_a_run_stops_whose_engine_keeps_old_weights(tmp_path: Path, algo: str) -
 
 
 def test_every_pass_over_the_data_visits_each_problem_once_in_a_new_order() -> None:
-    stream = PromptStream(ToyTask().train(), ToyTokenizer(), seed=0, per_step=7)
+    stream = PromptStream(ToyTask().train(), ToyTokenizer(), 0, 7, RolloutSpec())
     first, second = ([p.problem.id for p in stream.step(s)] for s in (1, 2))
     assert sorted(first) == sorted(second) == sorted(p.id for p in ToyTask().train())
     assert first != second
@@ -246,3 +246,21 @@ def test_training_learns_the_toy_task(tmp_path: Path) -> None:
     rewards = [row["train/reward"] for row in lines(tmp_path)[1:]]
     assert sum(rewards[:10]) / 10 < 0.25
     assert sum(rewards[-10:]) / 10 > 0.5
+
+
+@pytest.mark.parametrize("prompt", ["", "1" * 300])
+@pytest.mark.parametrize("split", ["train", "evaluation"])
+def test_a_prompt_without_room_ends_the_run_before_it_begins(tmp_path: Path, prompt: str, split: str) -> None:
+    class Long(ToyTask):
+        def problems(self, mine: str) -> list[Problem]:
+            return [Problem("odd", prompt if mine == split else "1", "1")] * 2
+
+        def train(self) -> list[Problem]:
+            return self.problems("train")
+
+        def evaluation(self) -> list[Problem]:
+            return self.problems("evaluation")
+
+    message = rf"2 of 2 prompts are empty or longer than 249 tokens, the longest being odd with {len(prompt)}"
+    with pytest.raises(DataError, match=message):
+        Loop(replace(parts(), task=Long()), toy_spec(), tmp_path, "hash")

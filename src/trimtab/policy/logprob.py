@@ -154,7 +154,14 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden_N, weight, bias, token_N, lse_N, entropy_N = ctx.saved_tensors
         by_logp_N = torch.zeros_like(lse_N) if by_logp_N is None else by_logp_N
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
-        by_hidden = torch.zeros_like(hidden_N, dtype=lse_N.dtype) if want_hidden else None
+        by_every = torch.zeros_like(hidden_N, dtype=lse_N.dtype) if want_hidden else None
+        # Tokens without a gradient (rejected, or of advantage 0) need none of the products below.
+        live_N = by_logp_N != 0 if by_entropy_N is None else (by_logp_N != 0) | (by_entropy_N != 0)
+        at = live_N.nonzero().squeeze(1)
+        hidden_N, token_N, by_logp_N, lse_N = hidden_N[at], token_N[at], by_logp_N[at], lse_N[at]
+        if by_entropy_N is not None:
+            by_entropy_N, entropy_N = by_entropy_N[at], entropy_N[at]
+        by_hidden = None if by_every is None else by_every.new_zeros(hidden_N.shape)
         by_weight = torch.zeros_like(weight, dtype=lse_N.dtype) if want_weight else None
         by_bias = torch.zeros_like(bias, dtype=lse_N.dtype) if want_bias else None
         for tile in _tiles(hidden_N, weight, bias, ctx.options):
@@ -169,8 +176,10 @@ class _TokenLogprobs(torch.autograd.Function):
                 _add_product(by_hidden[tile.rows], by_raw, tile.weight)
             if by_weight is not None:
                 _add_product(by_weight[tile.cols], by_raw.t(), tile.hidden)
+        if by_every is not None and by_hidden is not None:
+            by_every.index_copy_(0, at, by_hidden)
         return (
-            None if by_hidden is None else by_hidden.to(hidden_N.dtype),
+            None if by_every is None else by_every.to(hidden_N.dtype),
             None if by_weight is None else by_weight.to(weight.dtype),
             None if by_bias is None else by_bias.to(bias.dtype),
             None,

@@ -8,16 +8,36 @@ from collections.abc import Sequence
 from trimtab.batch import Problem, Prompt
 from trimtab.errors import DataError
 from trimtab.protocol import Tokenizer
+from trimtab.spec import Engine, RolloutSpec
 from trimtab.train.seeds import derive
 
 
-class PromptStream:
-    """Prompts of each step, tokenised once."""
+def encode_prompts(problems: Sequence[Problem], tokenizer: Tokenizer, rollout: RolloutSpec) -> list[Prompt]:
+    """Every problem tokenised, once, so that a prompt without room for a response ends the run before it begins."""
+    prompts = [Prompt(problem, tokenizer.encode(problem.prompt)) for problem in problems]
+    room = rollout.max_model_len - rollout.max_tokens
+    if rollout.engine is Engine.replay:  # its samples bring their own prompts
+        return prompts
+    unfit = [prompt for prompt in prompts if not 0 < len(prompt.ids) <= room]
+    if unfit:
+        longest = max(unfit, key=lambda prompt: len(prompt.ids))
+        raise DataError(
+            f"{len(unfit)} of {len(prompts)} prompts are empty or longer than {room} tokens, the longest being "
+            f"{longest.problem.id} with {len(longest.ids)}: give rollout.max_model_len="
+            f"{len(longest.ids) + rollout.max_tokens} or more, lower rollout.max_tokens, or leave them out of the data"
+        )
+    return prompts
 
-    def __init__(self, problems: Sequence[Problem], tokenizer: Tokenizer, seed: int, per_step: int) -> None:
+
+class PromptStream:
+    """Prompts of each step."""
+
+    def __init__(
+        self, problems: Sequence[Problem], tokenizer: Tokenizer, seed: int, per_step: int, rollout: RolloutSpec
+    ) -> None:
         if not problems:
             raise DataError("the task has no training problems; check task.path or task.train_size")
-        self._prompts = [Prompt(problem, tokenizer.encode(problem.prompt)) for problem in problems]
+        self._prompts = encode_prompts(problems, tokenizer, rollout)
         self._seed, self._per_step = seed, per_step
         self._pass, self._order = -1, list[int]()
 

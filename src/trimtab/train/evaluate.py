@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trimtab.batch import Problem, Prompt, Sampling
+from trimtab.batch import Problem, Sampling
 from trimtab.protocol import Rollout, Task, Tokenizer
 from trimtab.spec import RunSpec
+from trimtab.train.data import encode_prompts
 from trimtab.train.seeds import derive
 
 
@@ -16,7 +17,7 @@ class Evaluator:
     def __init__(self, task: Task, tokenizer: Tokenizer, spec: RunSpec, stop_ids: tuple[int, ...]) -> None:
         problems: Sequence[Problem] = task.evaluation()
         self._task, self._tokenizer, self._spec, self._stop_ids = task, tokenizer, spec, stop_ids
-        self._prompts = [Prompt(problem, tokenizer.encode(problem.prompt)) for problem in problems]
+        self._prompts = encode_prompts(problems, tokenizer, spec.rollout)
 
     def _rewards(self, rollout: Rollout, temperature: float, samples: int) -> list[list[float]]:
         """Rewards of each problem's responses."""

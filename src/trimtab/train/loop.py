@@ -52,7 +52,7 @@ class Loop:
         tokenizer = parts.policy.tokenizer
         self._stop_ids = parts.stop_ids
         groups = spec.rollout.batch_size // spec.rollout.group_size
-        self._stream = PromptStream(parts.task.train(), tokenizer, spec.seed, groups)
+        self._stream = PromptStream(parts.task.train(), tokenizer, spec.seed, groups, spec.rollout)
         self._evaluator = Evaluator(parts.task, tokenizer, spec, self._stop_ids)
         updates = spec.steps * spec.optim.epochs * spec.optim.minibatches
         self._optimizer = Optimizer(parts.policy.parameters(), spec.optim, updates)

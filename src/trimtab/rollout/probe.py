@@ -71,8 +71,8 @@ def verdict(result: ProbeResult, bound: float) -> None:
     else:
         cause = (
             "likely causes: the hand-over left some weights behind (tied embeddings, packed copies), a prefix cache "
-            "outlived it, the two sides load different models, or compute in different dtypes (rollout.dtype, "
-            "policy.dtype)"
+            "outlived it, the two sides load different models, or the engine's dtype is too coarse for the step (a "
+            "bfloat16 engine rounds small updates away: rollout.dtype=float32, or a lower optim.lr)"
         )
     raise EngineError(
         f"probe: the engine no longer samples from the trainer's policy: mean |log-ratio| {result.mean_abs:.3g}, max "

@@ -113,7 +113,8 @@ def mismatch_metrics(
             rows.append(tokens)
         valid = [_difference(a, b) for a, b, m in zip(a_row, b_row, m_row, strict=True) if m]
         if valid:
-            sequences.append(math.exp(max(-CLAMP, min(CLAMP, _row_value(valid, "sequence")))))
+            whole = all(map(math.isfinite, valid))  # a row with an infinite log-ratio is no sample
+            sequences.append(math.exp(max(-CLAMP, min(CLAMP, math.fsum(valid)))) if whole else 0.0)
     d = [[a - b for a, b in row] for row in rows]
     flat = [x for row in d for x in row]
     training, rolled = [mean([a for a, _ in row]) for row in rows], [mean([b for _, b in row]) for row in rows]

@@ -61,10 +61,10 @@ def test_bypass_has_no_proximal_log_probs(tmp_path: Path) -> None:
 
 
 def test_extra_that_is_not_json_does_not_stop_a_run(tmp_path: Path) -> None:
-    prompt = Prompt(Problem("odd", "q", "a", {"set": {1}}), (1,))
+    prompt = Prompt(Problem("odd", "q", "a", {"set": {1}, "half": "é\ud800"}), (1,))
     sample = Sample(prompt, (2,), (-1.0,), (0,), Finish.stop)
     write_rollouts(tmp_path / "a.parquet", 0, [sample], [0.0], [0.0], None, [0], ["t"], 1.0)
-    assert read_rollouts(tmp_path / "a.parquet")[0].samples[0].prompt.problem.extra == {"set": "{1}"}
+    assert read_rollouts(tmp_path / "a.parquet")[0].samples[0].prompt.problem.extra == {"set": "{1}", "half": "é\ud800"}
 
 
 def test_a_run_folder_a_folder_or_a_file_in_order_of_steps(tmp_path: Path) -> None:
@@ -112,6 +112,10 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
         ("finish", "bored", "ended by 'bored'"),
         ("rollout_logps", [-0.1], "1 log-probs for 2 response tokens"),
         ("rollout_logps", [3.5, 1.0], "above 0"),
+        ("response_ids", [4, None], "sample chat: response_ids has no value for token 1"),
+        ("prompt_ids", [1, None, 3], "sample chat: prompt_ids has no value for token 1"),
+        ("versions", [None, 3], "sample chat: versions has no value for token 0"),
+        ("own", [True, None], "sample chat: own has no value for token 1"),
         ("row", 7, "step 10 is incomplete"),
         ("temperature", 1.0, "mixes temperatures"),
         ("prompt_ids", [9, 9], "group 0 mixes prompts"),
@@ -124,3 +128,12 @@ def test_rows_that_break_the_contract_are_refused(tmp_path: Path, column: str, v
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=message):
         read_rollouts(tmp_path)
+
+
+def test_a_log_prob_that_is_null_is_missing(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet")
+    rows = pq.read_table(tmp_path / "a.parquet").to_pylist()
+    rows[0]["rollout_logps"], rows[0]["proximal_logps"] = [None, -0.5], [-0.25, None]
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "a.parquet")
+    step = read_rollouts(tmp_path)[0]
+    assert text((step.samples[0].logps, step.proximal_logps[0])) == text(((math.nan, -0.5), (-0.25, math.nan)))

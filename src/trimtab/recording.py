@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ def _row(recorded: RecordedStep, i: int) -> dict[str, Any]:
         "chat": chat,
         "answer": problem.answer,
         # What JSON cannot hold is kept as its repr: a recording is for reading, and must not stop a run.
-        "extra": None if problem.extra is None else json.dumps(dict(problem.extra), ensure_ascii=False, default=repr),
+        "extra": None if problem.extra is None else _json(problem.extra),
         "prompt_ids": sample.prompt.ids,
         "response_ids": sample.ids,
         "rollout_logps": sample.logps,
@@ -131,6 +132,11 @@ def _row(recorded: RecordedStep, i: int) -> dict[str, Any]:
         "response": recorded.texts[i],
         "temperature": recorded.temperature,
     }
+
+
+def _json(extra: Mapping[str, Any]) -> str:
+    text = json.dumps(dict(extra), ensure_ascii=False, default=repr)
+    return text.encode(errors="backslashreplace").decode()  # a lone surrogate, which Parquet refuses, as JSON writes it
 
 
 def _files(path: Path) -> list[Path]:
@@ -171,6 +177,10 @@ def _step(step: int, rows: list[dict[str, Any]], file: Path) -> RecordedStep:
     samples = []
     for row in rows:
         prompt = prompts.setdefault((row["group"], row["problem_id"]), _prompt(row))
+        for column in ("prompt_ids", "response_ids", "versions", "own"):
+            if row[column] is not None and None in row[column]:
+                at = row[column].index(None)
+                raise DataError(f"{file}: sample {row['problem_id']}: {column} has no value for token {at}")
         if prompt.ids != tuple(row["prompt_ids"]):
             raise DataError(f"{file}: step {step}: group {row['group']} mixes prompts")
         samples.append(_sample(row, prompt, file))
@@ -179,11 +189,16 @@ def _step(step: int, rows: list[dict[str, Any]], file: Path) -> RecordedStep:
         samples=samples,
         rewards=[row["reward"] for row in rows],
         advantages=[row["advantage"] for row in rows],
-        proximal_logps=[None if row["proximal_logps"] is None else tuple(row["proximal_logps"]) for row in rows],
+        proximal_logps=[None if row["proximal_logps"] is None else _logps(row["proximal_logps"]) for row in rows],
         groups=[row["group"] for row in rows],
         texts=[row["response"] for row in rows],
         temperature=temperatures.pop(),
     )
+
+
+def _logps(values: Sequence[float | None]) -> tuple[float, ...]:
+    """Log-probs; null, as other writers put it, is missing like NaN."""
+    return tuple(math.nan if value is None else value for value in values)
 
 
 def _prompt(row: dict[str, Any]) -> Prompt:
@@ -200,7 +215,7 @@ def _sample(row: dict[str, Any], prompt: Prompt, file: Path) -> Sample:
     sample = Sample(
         prompt=prompt,
         ids=tuple(row["response_ids"]),
-        logps=tuple(row["rollout_logps"]),
+        logps=_logps(row["rollout_logps"]),
         versions=tuple(row["versions"]),
         finish=Finish(row["finish"]),
         own=None if row["own"] is None else tuple(row["own"]),

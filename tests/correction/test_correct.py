@@ -321,6 +321,25 @@ def test_wrong_shapes_and_bounds_are_refused():
         RejectRule(Level.token, -0.5, 2.0)
 
 
+@pytest.mark.parametrize("row_N", [None, torch.tensor([0, 0, 1])])
+@pytest.mark.parametrize(
+    ("length_B", "message"),
+    [
+        (torch.tensor([4, -1]), "length_B holds -1 for row 1"),
+        (torch.tensor([2.0, 1.0]), r"length_B is torch.float32 \[2.0, 1.0\]"),
+        (torch.tensor([1.5, 1.5]), r"length_B is torch.float32 \[1.5, 1.5\]"),
+        (torch.tensor([math.nan, 3.0]), r"length_B is torch.float32 \[nan, 3.0\]"),
+        (torch.tensor([True, True, True]), r"length_B is torch.bool \[True, True, True\]"),
+        (torch.tensor([[2, 1]]), r"length_B has shape \(1, 2\)"),
+        (torch.tensor(3), r"length_B has shape \(\)"),
+    ],
+)
+def test_lengths_that_count_no_tokens_are_refused(length_B, message, row_N):
+    a, mask = torch.zeros(3), torch.ones(3, dtype=torch.bool)
+    with pytest.raises(DataError, match=message):
+        correct(a, a, mask, length_B, weight=None, row_N=row_N)
+
+
 def test_no_tokens_at_all():
     none = torch.zeros(0)
     for length_B in (torch.zeros(0, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)):

@@ -197,6 +197,22 @@ def test_float32_metrics_are_summed_in_float64():
     close(metrics, oracle.mismatch_metrics(*rows_of(tensors)), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("numerator", "rollout", "share"),
+    [
+        ([-math.inf, -math.inf, -math.inf, -math.inf], [-1.0] * 4, 0.0),
+        ([-1.0, -1.0, -1.0, -1.0], [-math.inf] * 4, 0.0),
+        ([-math.inf, -1.0, math.nan, -1.0], [-1.0, -math.inf, -1.0, -math.inf], 0.0),
+        ([-1.0, -math.inf, -1.0, -1.0], [-1.0] * 4, 0.5),
+        ([-1.0, -1.0, -1.0, -1.0], [-1.0, math.nan, -1.0, -1.0], 1.0),
+    ],
+)
+def test_a_row_with_an_infinite_log_ratio_is_no_effective_sample(numerator, rollout, share):
+    a, b = (torch.tensor(x, dtype=torch.float64) for x in (numerator, rollout))
+    done = correct(a, b, torch.ones(4, dtype=torch.bool), torch.tensor([2, 0, 2]), weight=None)
+    assert measure(done).as_dict()["mis_ess_seq"] == share
+
+
 @pytest.mark.parametrize("odd", [False, True])
 def test_blocks_and_threads_change_nothing(odd, monkeypatch):
     threads, results = torch.get_num_threads(), []

@@ -8,6 +8,7 @@ import statistics
 import pytest
 import torch
 
+from trimtab.errors import DataError
 from trimtab.objective.advantage import group_advantages
 from trimtab.spec import Baseline, Scale
 
@@ -58,3 +59,29 @@ def test_leave_one_out_is_the_centred_reward_times_g_over_g_minus_1() -> None:
     mean = group_advantages(reward_B, group_B, baseline=Baseline.group_mean, scale=Scale.none).advantage_B
     assert torch.allclose(loo, mean * 5 / 4, rtol=1e-12)
     assert math.isclose(float(loo.sum()), 0.0, abs_tol=1e-12)
+
+
+@pytest.mark.parametrize("baseline", list(Baseline))
+@pytest.mark.parametrize("scale", list(Scale))
+@pytest.mark.parametrize(
+    ("rewards", "found"),
+    [
+        ([1e308, -1e308, 0.0, 0.0], r"-1e\+308 to 1e\+308"),
+        ([1e200, 0.0, 0.0, 0.0], r"0 to 1e\+200"),
+        ([1e308, 1e308, 1e308, 1e308], r"1e\+308 to 1e\+308"),
+        ([math.inf, math.inf, math.inf, math.inf], "inf to inf"),
+        ([math.nan, 0.0, 0.0, 0.0], "nan to nan"),
+    ],
+)
+def test_a_spread_that_overflows_is_refused(rewards, found, baseline, scale) -> None:
+    reward_B = torch.tensor([1.0, 2.0, *rewards], dtype=torch.float64)
+    group_B = torch.tensor([3, 3, 8, 8, 8, 8])
+    with pytest.raises(DataError, match=f"group 8 has rewards from {found}"):
+        group_advantages(reward_B, group_B, baseline=baseline, scale=scale)
+
+
+def test_the_widest_float32_rewards_are_scaled() -> None:
+    top = torch.finfo(torch.float32).max
+    reward_B, group_B = torch.tensor([top, -top, 0.0, 0.0]), torch.zeros(4, dtype=torch.int64)
+    result = group_advantages(reward_B, group_B, baseline=Baseline.group_mean, scale=Scale.std)
+    assert result.advantage_B.tolist() == pytest.approx([math.sqrt(1.5), -math.sqrt(1.5), 0.0, 0.0])

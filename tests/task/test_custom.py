@@ -11,6 +11,7 @@ import pytest
 from trimtab.errors import ConfigError, DataError
 from trimtab.spec import TaskName, TaskSpec
 from trimtab.task import make_task
+from trimtab.task.custom import CustomTask
 
 GOOD = """
 from trimtab.batch import Problem
@@ -43,6 +44,25 @@ class NanReward(Echo):
 
 class TextReward(Echo):
     def reward(self, problem, response): return "1"
+
+class WideReward(Echo):
+    def reward(self, problem, response): return float(response)
+
+class HugeReward(Echo):
+    def reward(self, problem, response): return -10 ** int(response)
+
+class RaisingReward(Echo):
+    def reward(self, problem, response): return 1 / 0
+
+class Surrogate(Echo):
+    def train(self): return [Problem("t", "a", "\\ud800")]
+
+class ChatSurrogate(Echo):
+    def evaluation(self): return [Problem("e", [{"role": "user", "content": "a\\udfff"}], "")]
+
+class Extra(Echo):
+    def __init__(self, extra): self.extra = extra
+    def train(self): return [Problem("t", "a", "0", extra=self.extra)]
 
 class Generator(Echo):
     def train(self): return iter(())
@@ -102,6 +122,8 @@ def test_what_is_evaluated_is_not_trained_on(module: str) -> None:
         ("BadReward", {}, ConfigError, r"reward\(response\) cannot be called as reward\(problem, response\)"),
         ("Generator", {}, ConfigError, r"train\(\) must return a list of Problem"),
         ("Dicts", {}, DataError, r"train\(\)\[0\] must be a trimtab.batch.Problem, got \{'prompt'"),
+        ("Surrogate", {}, DataError, r"train\(\)\[0\]: 'answer' holds '\\ud800' at character 0"),
+        ("ChatSurrogate", {}, DataError, r"evaluation\(\)\[0\]: 'prompt' holds '\\udfff' at character 1"),
         ("Twice", {}, DataError, r"train\(\)\[3\] repeats the id 't0'"),
     ],
 )
@@ -115,6 +137,41 @@ def test_a_reward_that_is_not_a_finite_number(module: str, name: str) -> None:
     task = make_task(spec(f"{module}:{name}"))
     with pytest.raises(DataError, match=r"problem t0: .*finite number"):
         task.reward(task.train()[0], "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [("WideReward", "3.4e38", "1e39"), ("WideReward", "-3.4e38", "-inf"), ("HugeReward", "38", "400")],
+)
+def test_a_reward_must_be_finite_in_float32(module: str, name: str, good: str, bad: str) -> None:
+    task = make_task(spec(f"{module}:{name}"))
+    assert abs(task.reward(task.train()[0], good)) in (3.4e38, 1e38)
+    with pytest.raises(DataError, match=r"problem t0: .*finite number.*float32"):
+        task.reward(task.train()[0], bad)
+
+
+def test_a_reward_that_raises_names_the_problem_and_keeps_its_traceback(module: str) -> None:
+    task = make_task(spec(f"{module}:RaisingReward"))
+    with pytest.raises(ZeroDivisionError, match="division by zero") as caught:
+        task.reward(task.train()[1], "x")
+    assert caught.value.__notes__ == [f"task.path={module}:RaisingReward: reward() raised this for problem 't1'"]
+    assert caught.traceback[-1].path.stem == module
+
+
+def test_the_fingerprint_follows_extra_data(module: str) -> None:
+    def fingerprint(extra: object) -> str:
+        return CustomTask(
+            TaskSpec(name=TaskName.custom, path=f"{module}:Extra", options={"extra": extra})
+        ).fingerprint()
+
+    class Opaque:
+        pass
+
+    one = {"b": {3, 1, 2}, "a": [1.5, None, (True, "x")], 3: Opaque(), (1, 2): Opaque()}
+    same = {(1, 2): Opaque(), 3: Opaque(), "a": [1.5, None, (True, "x")], "b": {2, 3, 1}}
+    assert fingerprint(one) == fingerprint(same)
+    others = [None, {}, {"a": 1}, {"a": 2}, {"a": "1"}, {"a": {"b": [1]}}, {"a": {"b": [2]}}, {"b": 1}]
+    assert len({fingerprint(extra) for extra in [one, *others]}) == 9
 
 
 @pytest.mark.parametrize("path", [None, "", "a", "a:", ":b"])

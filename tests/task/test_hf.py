@@ -73,3 +73,10 @@ def test_refusals(tmp_path: Path) -> None:
         make_task(spec(tmp_path / "x.txt"))
     with pytest.raises(ConfigError, match=r"task\.path=FOLDER"):
         make_task(TaskSpec(name=TaskName.hf))
+
+
+@pytest.mark.parametrize("answer", [float("nan"), float("inf")])
+def test_an_answer_that_is_no_finite_number_is_named(tmp_path: Path, answer: float) -> None:
+    datasets.Dataset.from_dict({"prompt": ["a"], "answer": [answer]}).save_to_disk(str(tmp_path / "one"))
+    with pytest.raises(DataError, match=r"one\[train\]:0: 'answer' must be text or a finite number"):
+        make_task(spec(tmp_path / "one", eval_size=0))

@@ -63,15 +63,29 @@ def test_own_keys_blank_lines_and_a_byte_order_mark(tmp_path: Path) -> None:
         ('{"prompt": 3, "answer": "x"}', r"d\.jsonl:2: 'prompt' must be text"),
         ('{"prompt": [], "answer": "x"}', r"d\.jsonl:2: 'prompt' must be text"),
         ('{"prompt": [{"role": "user"}], "answer": "x"}', r"d\.jsonl:2: 'prompt' has a message without"),
-        ('{"prompt": "x", "answer": null}', r"d\.jsonl:2: 'answer' must be text or a number"),
-        ('{"prompt": "x", "answer": true}', r"d\.jsonl:2: 'answer' must be text or a number"),
+        ('{"prompt": "x", "answer": null}', r"d\.jsonl:2: 'answer' must be text or a finite number"),
+        ('{"prompt": "x", "answer": true}', r"d\.jsonl:2: 'answer' must be text or a finite number"),
         ('{"prompt": "x", "answer": NaN}', r"d\.jsonl:2: .*NaN is not JSON"),
+        ('{"prompt": "x", "answer": 1e400}', r"d\.jsonl:2: .*1e400 is beyond"),
+        ('{"prompt": "x", "answer": -1e400}', r"d\.jsonl:2: .*-1e400 is beyond"),
+        ('{"prompt": "x", "answer": "1", "other": [1e999]}', r"d\.jsonl:2: .*1e999 is beyond"),
+        (r'{"prompt": "\ud800 x", "answer": "x"}', r"d\.jsonl:2: 'prompt' holds '\\ud800' at character 0"),
+        (r'{"prompt": "x", "answer": "x\udfff"}', r"d\.jsonl:2: 'answer' holds '\\udfff' at character 1"),
+        (
+            r'{"prompt": [{"role": "user", "content": "\udc00"}], "answer": "x"}',
+            r"d\.jsonl:2: 'prompt' holds '\\udc00'",
+        ),
         ("[" * 100_000, r"d\.jsonl:2: not a JSON object"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         make_task(spec(write(tmp_path / "d.jsonl", rows(1)[0], line), eval_size=0))
+
+
+def test_a_pair_of_surrogates_is_a_character(tmp_path: Path) -> None:
+    task = make_task(spec(write(tmp_path / "d.jsonl", r'{"prompt": "\ud83d\ude00", "answer": 1e300}'), eval_size=0))
+    assert [(p.prompt, p.answer) for p in task.train()] == [("\U0001f600", "1e+300")]
 
 
 def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trimtab.errors import ConfigError
+from trimtab.errors import ConfigError, DataError
 from trimtab.spec import PromptStyle, TaskName, TaskSpec
 from trimtab.task import make_task
 
@@ -106,3 +107,23 @@ def test_chat_and_few_shot_prompts() -> None:
 def test_refusals(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_task(spec(**changes))
+
+
+@pytest.mark.usefixtures("here")
+def test_a_score_that_is_not_finite_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(spec("gcd", train_size=2, eval_size=1))
+    monkeypatch.setattr(task._generator, "score_answer", lambda text, entry: math.inf)
+    with pytest.raises(DataError, match=r"problem train:0: .*finite number"):
+        task.reward(task.train()[0], "1")
+
+
+@pytest.mark.usefixtures("here")
+def test_an_error_that_is_none_of_the_texts_names_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(text: str, entry: object) -> float:
+        raise OSError("no words")
+
+    task = make_task(spec("gcd", train_size=2, eval_size=1))
+    monkeypatch.setattr(task._generator, "score_answer", broken)
+    with pytest.raises(OSError, match="no words") as caught:
+        task.reward(task.train()[0], "1")
+    assert caught.value.__notes__ == ["task.generator=gcd: reward() raised this for problem 'train:0'"]

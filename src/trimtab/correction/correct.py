@@ -64,10 +64,10 @@ def correct(
     A NaN rollout log-prob is missing: d = 0, weight 1, kept. Any other NaN or infinite d is catastrophic: rejected
     by each rejection, veto or mask that covers it, saturating otherwise (as -inf if it has no sign). All decisions
     AND together. ``factor``: a part of a batch divides by this, the merged parts' ``mass``, not by its own mean.
-    Raises DataError for shapes that disagree, ConfigError for impossible bounds.
+    Raises DataError for shapes that disagree and lengths that are no counts, ConfigError for impossible bounds.
     """
-    _check_rows(row_N, length_B)
     given = log_ratio(numerator_logp_N, rollout_logp_N, mask_N, length_B)
+    _check_rows(row_N, length_B)
     weights = None if weight is None else weigh(given, weight)
     rejections = tuple(apply_rule(given, rule) for rule in reject)
     vetoed = None if veto is None else apply_veto(given, veto)

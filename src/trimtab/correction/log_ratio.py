@@ -98,8 +98,20 @@ def _floats(*tensors: Tensor) -> list[Tensor]:
 
 
 def _check(numerator_logp_N: Tensor, rollout_logp_N: Tensor, mask_N: Tensor, length_B: Tensor) -> None:
+    _check_lengths(length_B)
     tokens = int(length_B.sum())
     given = {"numerator_logp_N": numerator_logp_N, "rollout_logp_N": rollout_logp_N, "mask_N": mask_N}
     for name, tensor in given.items():
         if tensor.shape != (tokens,):
             raise DataError(f"{name} has shape {tuple(tensor.shape)}; length_B adds up to {tokens} flat tokens")
+
+
+def _check_lengths(length_B: Tensor) -> None:
+    allowed = "it must give each row's number of tokens, integers from 0 up"
+    if length_B.dim() != 1:
+        raise DataError(f"length_B has shape {tuple(length_B.shape)}, not (B,); {allowed}")
+    counts = not (length_B.is_floating_point() or length_B.is_complex() or length_B.dtype == torch.bool)
+    if length_B.numel() and not counts:  # torch.tensor([]), no rows, is a float
+        raise DataError(f"length_B is {length_B.dtype} {length_B[:8].tolist()}; {allowed}")
+    if length_B.numel() and int(length_B.min()) < 0:
+        raise DataError(f"length_B holds {int(length_B.min())} for row {int(length_B.argmin())}; {allowed}")

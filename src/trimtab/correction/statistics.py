@@ -1,8 +1,9 @@
 """What a correction did, and how far the policies were apart, as statistics that merge exactly over whole rows.
 
-Two populations (docs/metrics.md): mismatch metrics leave out missing and infinite log-ratios; metrics of
-weights and decisions are about what the loss gets, so they hold every masked-in token. Unless said
-otherwise a metric is averaged over each row's tokens, then over the rows that have any.
+Two populations (docs/metrics.md): mismatch metrics leave out missing and infinite log-ratios (rows that hold an
+infinite one have weight 0 in ``mis_ess_seq``); metrics of weights and decisions are about what the loss gets, so
+they hold every masked-in token. Unless said otherwise a metric is averaged over each row's tokens, then over the
+rows that have any.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ def measure(correction: Correction) -> CorrectionStats:
     if correction.weights is not None:
         means |= _weights(correction, correction.weights, kept)
         counts["mis_clamped_log_ratio_count"] = _flags(correction.weights.clamped_L)
-    sequence_B = given.sum_B.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()[given.rows.filled_B]
+    # a row with an infinite log-ratio is no sample of the numerator: weight 0, but one of the rows
+    sequence_B = given.sum_B.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp().where(given.sum_B.isfinite(), 0.0)
+    sequence_B = sequence_B[given.rows.filled_B]
     return CorrectionStats(
         means=means,
         counts=counts,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trimtab.errors import DataError
 from trimtab.spec import Baseline, Scale
 
 
@@ -31,18 +32,19 @@ def group_advantages(
 
     reward_B: rewards, any float dtype; group_B: int64 group numbers. Source: arXiv:2402.03300 (GRPO),
     arXiv:2402.14740 (leave-one-out), arXiv:2503.20783 (without the standard deviation).
+    Raises DataError for a group whose spread is no finite float64: its advantages would be 0 or NaN.
     """
     reward = reward_B.double()
-    _, group = torch.unique(group_B, return_inverse=True)
-    groups = int(group.max()) + 1 if group.numel() else 0
-    zeros = torch.zeros(groups, dtype=torch.float64)
+    number, group = torch.unique(group_B, return_inverse=True)
+    zeros = torch.zeros(len(number), dtype=torch.float64)
     size = zeros.scatter_add(0, group, torch.ones_like(reward))
     mean = zeros.scatter_add(0, group, reward) / size
     high = zeros.scatter_reduce(0, group, reward, "amax", include_self=False)
     low = zeros.scatter_reduce(0, group, reward, "amin", include_self=False)
     equal_B = (high == low)[group]
     centred = reward - mean[group]
-    spread = (zeros.scatter_add(0, group, centred**2) / (size - 1).clamp(min=1)).sqrt()[group]
+    spread = (zeros.scatter_add(0, group, centred**2) / (size - 1).clamp(min=1)).sqrt()
+    _check_spread(number, low, high, spread)
     match baseline:
         case Baseline.group_mean:
             advantage = torch.where(equal_B, 0.0, centred)
@@ -53,7 +55,15 @@ def group_advantages(
             advantage = reward
     match scale:
         case Scale.std:
-            advantage = torch.where(equal_B, advantage, advantage / (spread + epsilon))
+            advantage = torch.where(equal_B, advantage, advantage / (spread[group] + epsilon))
         case Scale.none:
             pass
     return Advantages(advantage, equal_B)
+
+
+def _check_spread(number: Tensor, low: Tensor, high: Tensor, spread: Tensor) -> None:
+    for g in (~spread.isfinite()).nonzero().flatten().tolist():
+        raise DataError(
+            f"group {int(number[g])} has rewards from {float(low[g]):g} to {float(high[g]):g}, whose spread is no "
+            "finite number; rewards must be finite and well below 1e150"
+        )

@@ -6,23 +6,22 @@
     evaluation() -> sequence of trimtab.batch.Problem
     reward(problem, response: str) -> float
 
-All of it is checked before anything is trained. Errors inside the user's code are not hidden.
+All of it is checked before anything is trained. Errors inside the user's code are not hidden;
+those of reward() say which problem it was.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import math
 import sys
-from numbers import Real
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
 from trimtab.batch import Problem
 from trimtab.errors import ConfigError, DataError
 from trimtab.spec import TaskSpec
-from trimtab.task.data import Splits, split
+from trimtab.task.data import NamesProblem, Splits, check_prompt, check_text, checked_reward, split
 
 METHODS = {"train": (), "evaluation": (), "reward": ("problem", "response")}
 
@@ -72,6 +71,9 @@ def problems_of(path: str | None, method: str, found: Any) -> tuple[Problem, ...
     for i, problem in enumerate(found):
         if not isinstance(problem, Problem):
             raise DataError(f"task.path={path}: {method}()[{i}] must be a trimtab.batch.Problem, got {problem!r:.80}")
+        check_text(f"task.path={path}: {method}()[{i}]", "id", problem.id)
+        check_text(f"task.path={path}: {method}()[{i}]", "answer", problem.answer)
+        check_prompt(f"task.path={path}: {method}()[{i}]", "prompt", problem.prompt)
         if problem.id in seen:
             raise DataError(f"task.path={path}: {method}()[{i}] repeats the id {problem.id!r}")
         if not problem.prompt:
@@ -84,6 +86,7 @@ class CustomTask:
     """Adapter around the user's object; it keeps the splits apart and checks every reward."""
 
     def __init__(self, spec: TaskSpec) -> None:
+        self._where = f"task.path={spec.path}"
         factory = locate(spec.path)
         options = {str(k): v for k, v in spec.options.items()}
         check_call(spec.path, str(spec.path).rpartition(":")[2], factory, **options)
@@ -100,7 +103,7 @@ class CustomTask:
         self._splits: Splits = split(
             problems_of(spec.path, "train", self._task.train()),
             problems_of(spec.path, "evaluation", self._task.evaluation()),
-            f"task.path={spec.path}",
+            self._where,
         )
 
     def train(self) -> Sequence[Problem]:
@@ -110,10 +113,9 @@ class CustomTask:
         return self._splits.evaluation
 
     def reward(self, problem: Problem, response: str) -> float:
-        value = self._task.reward(problem, response)
-        if not isinstance(value, Real) or not math.isfinite(value):
-            raise DataError(f"problem {problem.id}: reward() must return a finite number, got {value!r:.80}")
-        return float(value)
+        with NamesProblem(self._where, problem):
+            value = self._task.reward(problem, response)
+        return checked_reward(problem, value)
 
     def fingerprint(self) -> str:
         return self._splits.fingerprint()

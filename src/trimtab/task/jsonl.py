@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Iterator
 
@@ -12,7 +13,7 @@ from trimtab.task.records import Record, RecordTask
 
 
 def jsonl_task(spec: TaskSpec) -> RecordTask:
-    """The task of ``task.path`` (and ``task.eval_path``, else the last ``task.eval_size`` lines)."""
+    """The task of ``task.path`` (and the first ``eval_size`` lines of ``eval_path``, else its own last ones)."""
     if spec.path is None:
         raise ConfigError("task=jsonl needs a file: task.path=FILE.jsonl")
     evaluation = read_lines(spec.eval_path, "eval_path") if spec.eval_path is not None else None
@@ -22,6 +23,14 @@ def jsonl_task(spec: TaskSpec) -> RecordTask:
 def refuse_constant(name: str) -> None:
     """NaN and Infinity are not JSON; as an answer they would match by accident."""
     raise ValueError(f"{name} is not JSON")
+
+
+def finite(number: str) -> float:
+    """A number of JSON; one too large for a float would become infinite."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number:.40} is beyond the range of a float (1.8e308)")
+    return value
 
 
 def read_lines(path: str, option: str) -> Iterator[Record]:
@@ -35,7 +44,8 @@ def read_lines(path: str, option: str) -> Iterator[Record]:
                 continue
             where = f"{file.name}:{number}"
             try:
-                value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"), parse_constant=refuse_constant)
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                value = json.loads(text, parse_constant=refuse_constant, parse_float=finite)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{file}:{number}: not a JSON object on one line: {error}") from error
             if not isinstance(value, dict):

@@ -13,7 +13,7 @@ from typing import Any, Sequence
 from trimtab.batch import Problem
 from trimtab.errors import ConfigError, DataError
 from trimtab.spec import PromptStyle, TaskSpec
-from trimtab.task.data import Splits, split
+from trimtab.task.data import NamesProblem, Splits, checked_reward, split
 from trimtab.task.limit import TEXT_ERRORS, time_limit
 from trimtab.task.prompts import answer_text, render
 
@@ -121,10 +121,11 @@ class ReasoningGymTask:
         tagged = extract_answer(response)
         text = tagged if tagged is not None else answer_text(response, self._spec.style)
         try:
-            with time_limit(SECONDS):
-                return float(self._generator.score_answer(text, dict(problem.extra or {})))
+            with NamesProblem(f"task.generator={self._spec.generator}", problem), time_limit(SECONDS):
+                score = float(self._generator.score_answer(text, dict(problem.extra or {})))
         except TEXT_ERRORS:
             return 0.0
+        return checked_reward(problem, score)
 
     def fingerprint(self) -> str:
         return self._splits.fingerprint()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Iterable, Mapping, Sequence
 
 from trimtab.batch import Problem
 from trimtab.errors import DataError
 from trimtab.spec import PromptStyle, TaskSpec
-from trimtab.task.data import Splits, hold_out, split
+from trimtab.task.data import Splits, check_prompt, check_text, hold_out, split
 from trimtab.task.match import make_matcher
 from trimtab.task.prompts import Messages, answer_text, render
 
@@ -35,12 +36,12 @@ def question_of(where: str, value: Any, key: str) -> str | Messages:
 
 
 def answer_of(where: str, value: Any, key: str) -> str:
-    """An answer: text, or a number as JSON writes it."""
+    """An answer: text, or a finite number as JSON writes it."""
     if isinstance(value, str):
         return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
-    raise DataError(f"{where}: {key!r} must be text or a number, got {value!r:.80}")
+    raise DataError(f"{where}: {key!r} must be text or a finite number, got {value!r:.80}")
 
 
 class RecordTask:
@@ -69,6 +70,8 @@ class RecordTask:
         prompt_key, answer_key = self._spec.prompt_key, self._spec.answer_key
         question = question_of(where, field(where, record, prompt_key, "prompt_key"), prompt_key)
         answer = answer_of(where, field(where, record, answer_key, "answer_key"), answer_key)
+        check_prompt(where, prompt_key, question)
+        check_text(where, answer_key, answer)
         return Problem(id=where, prompt=question, answer=answer)
 
     def _styled(self, problem: Problem, shots: Sequence[tuple[str, str]]) -> Problem:

@@ -65,9 +65,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=49152)
     parser.add_argument("--hidden", type=int, default=576)
     parser.add_argument("--chunk", type=int, default=1024)
-    parser.add_argument(
-        "--live", type=float, default=1.0, help="share of tokens that have a gradient"
-    )
+    parser.add_argument("--live", type=float, default=1.0, help="share of tokens that have a gradient")
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--worker", choices=["plain", "chunked"], help=argparse.SUPPRESS)
     args = parser.parse_args()

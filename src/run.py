@@ -21,12 +21,12 @@ def job(composed: DictConfig) -> float | None:
     """One run: rules first, torch only when they hold; returns the objective for optimising sweepers."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads slow a busy machine tenfold
     try:
-        spec = config.with_run_dir(config.prepare(composed))
+        spec = config.with_run_dir(config.prepare(composed, config.job_overrides()))
         for line in config.ignored(config.to_spec(composed)):
             print(f"note: {line}", file=sys.stderr)
         from trimtab import experiment
 
-        return experiment.run(spec, list(HydraConfig.get().overrides.task))
+        return experiment.run(spec, config.job_overrides())
     except Preempted as stop:
         raise SystemExit(PREEMPTED) from stop
     except TrimtabError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import shutil
 import time
@@ -108,9 +107,6 @@ def execute(spec: RunSpec, folder: RunFolder, tracker: Tracker, stack: ExitStack
     folder.write_json(folder.environment, provenance() | {"rollout": parts.rollout.describe()})
     tracker.start(to_dict(spec), config_hash(spec), f"{spec.algo.name.name}-s{spec.seed}", folder.path)
     folder.report("running", step=loop.state.step)
-    gc.collect()
-    gc.freeze()  # the libraries' million objects stay; walking through them again and again would cost 1 % of a step
-    stack.callback(gc.unfreeze)
     loop(stop)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,10 +32,10 @@ def one_hydra() -> Iterator[None]:
 
 NEEDS = {
     "policy=hf": ["policy.path=some/model"],
-    "rollout=replay": ["rollout.path=runs/x"],
-    "task=jsonl": ["task.path=x.jsonl"],
+    "rollout=replay": [f"rollout.path={Path(__file__).parent}"],
+    "task=jsonl": [f"task.path={__file__}"],
     "task=hf": ["task.path=some/data"],
-    "task=custom": ["task.path=a.b:c"],
+    "task=custom": ["task.path=json.decoder:c"],
     "task=reasoning_gym": ["task.generator=basic_arithmetic"],
     "task=arithmetic_chat": ["policy=smollm2"],
     "mismatch=logit_noise": ["rollout=transformers"],
@@ -136,6 +137,7 @@ WRONG = [
         "mis.tis_level=tokens",
         "mis.tis_level=tokens is refused; allowed: token, sequence, geometric; for example mis.tis_level=token",
     ),
+    ("steps=1e9", "steps=1000000000.0 is refused; allowed: a whole number; for example steps=300"),
     ("steps=1.5", "steps=1.5 is refused; allowed: a whole number; for example steps=300"),
     ("optim.lr=fast", "optim.lr=fast is refused; allowed: a number; for example optim.lr=0.0003"),
     ("mis.use_rs=maybe", "mis.use_rs=maybe is refused; allowed: true, false; for example mis.use_rs=false"),
@@ -169,8 +171,53 @@ WRONG = [
         "tis_batch_normalize, use_rs, rs_level, rs_lower_bound, rs_upper_bound, rs_veto_threshold, numerator; "
         "leave it out",
     ),
-    ("~steps", "steps is missing (deleted with ~?); every option has a value; leave ~ out"),
+    ("~steps", "~steps: an option cannot be deleted; set a value, for example steps=300"),
+    ("~mis.tis_mode", "~mis.tis_mode: an option cannot be deleted; set a value, for example mis.tis_mode=truncate"),
+    ("~loss.dual_clip", "~loss.dual_clip: an option cannot be deleted; set a value, for example loss.dual_clip=null"),
+    ("~mis", "~mis: a section cannot be deleted; set its keys, such as mis.tis_mode=…"),
+    ("~algo", "~algo: a group cannot be deleted; set a choice, for example algo=decoupled"),
+    ("~sweep", "~sweep: a group cannot be deleted; set a choice, for example sweep=null"),
+    (
+        "algo=[standard,bypass]",
+        "algo=[standard,bypass] is refused; allowed: one of bypass, decoupled, reinforce, standard; for a sweep: "
+        "-m algo=standard,bypass",
+    ),
+    (
+        "algo=[standard]",
+        "algo=[standard] is refused; allowed: one of bypass, decoupled, reinforce, standard; for example algo=standard",
+    ),
+    (
+        "algo=[]",
+        "algo=[] is refused; allowed: one of bypass, decoupled, reinforce, standard; for example algo=decoupled",
+    ),
+    ("run_dir=/tmp/日本é", "run_dir=/tmp/日本é: its characters need quotes; write 'run_dir=\"/tmp/日本é\"'"),
+    ("run_dir=/tmp/x=1", "run_dir=/tmp/x=1: its characters need quotes; write 'run_dir=\"/tmp/x=1\"'"),
+    ("run_dir=it's", 'run_dir=it\'s: its characters need quotes; write "run_dir=\\"it\'s\\""'),
+    ("run_dir=a[b", "run_dir=a[b: its characters need quotes; write 'run_dir=\"a[b\"'"),
 ]
+
+
+@pytest.mark.parametrize("group", sorted(group_names()))
+def test_no_group_takes_a_list(group: str) -> None:
+    first = choices(group)[0]
+    with pytest.raises(ConfigError, match=rf"^{group}=\[{first},{first}\] is refused; allowed: one of "):
+        compose([f"{group}=[{first},{first}]"])
+
+
+def test_options_that_are_lists_stay_lists_and_what_was_added_may_go() -> None:
+    needs = ["task=custom", "task.path=json.decoder:c"]
+    spec = compose([*needs, "+task.options.a=[1,2.0]", "optim.betas=[0.9,0.95]", "tracker.tags=[x,y]"])
+    assert (spec.task.options, spec.optim.betas) == ({"a": [1, 2.0]}, [0.9, 0.95])
+    assert compose([*needs, "+task.options.a=1", "~task.options.a"]).task.options == {}
+
+
+@pytest.mark.parametrize(
+    "value", ["/tmp/日本é", "it's", "/tmp/x=1", "a[b", 'say "it"', "$x it's", "back\\it's", "both\"it's"]
+)
+def test_the_quoted_form_works_in_a_shell(value: str) -> None:
+    shown = explain(ValueError("no"), [f"run_dir={value}"]).rpartition("; write ")[2]
+    done = subprocess.run(["sh", "-c", f"printf %s {shown}"], capture_output=True, text=True, check=True)
+    assert compose([done.stdout]).run_dir == value
 
 
 @pytest.mark.parametrize(("override", "message"), WRONG)

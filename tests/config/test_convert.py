@@ -46,7 +46,9 @@ def test_the_schema_alone_is_the_spec_alone() -> None:
 
 
 def test_dict_and_yaml_round_trip(tmp_path: Path) -> None:
-    spec = compose(["preset=miles/default", "tis_mode=clip", "+task.options.a=[1,x]", "task=custom", "task.path=a.b:c"])
+    spec = compose(
+        ["preset=miles/default", "tis_mode=clip", "+task.options.a=[1,x]", "task=custom", "task.path=json.decoder:c"]
+    )
     assert from_dict(to_dict(spec)) == spec
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(spec))

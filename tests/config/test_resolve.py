@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -114,6 +115,7 @@ def test_probe_bound(rollout: Dtype, policy: Dtype, bound: float) -> None:
 STANDARD, BYPASS = {"algo__name": Algo.standard}, {"algo__name": Algo.bypass}
 REINFORCE, OFF = {"algo__name": Algo.reinforce}, {"mis__tis_mode": TisMode.off}
 MASK, VETO = {"mis__tis_mode": TisMode.mask}, {"mis__rs_veto_threshold": 1e-4}
+OPTIONS = {"task__name": TaskName.custom, "task__path": "a.b:c"}
 REPLAY = {"rollout__engine": Engine.replay, "rollout__path": "r"}
 SAME = [
     ({}, {"mis__tis_upper_bound": 2.0}),
@@ -154,6 +156,8 @@ SAME = [
         {"rollout__engine": Engine.transformers, "mismatch__kind": Mismatch.logit_noise, "mismatch__strength": 0.0},
     ),
     ({"loss__clip_low": 1.0}, {"loss__clip_low": 1}),
+    ({}, {"debug__anomaly": True}),
+    (OPTIONS | {"task__options": {"a": 1, "b": 2}}, OPTIONS | {"task__options": {"b": 2, "a": 1}}),
 ]
 DIFFERENT = [
     ({}, {"seed": 1}),
@@ -182,6 +186,21 @@ DIFFERENT = [
     ({"task__name": TaskName.custom}, {"task__name": TaskName.custom, "task__options": {"a": 1}}),
     ({"task__style": PromptStyle.few_shot}, {"task__style": PromptStyle.few_shot, "task__shots": 9}),
     ({}, {"evaluation__every": 7}),
+    *(
+        (OPTIONS | {"task__options": one}, OPTIONS | {"task__options": other})
+        for one, other in [  # whoever reads them may tell these apart
+            ({"a": 1}, {"a": 1.0}),
+            ({"a": 1}, {"a": True}),
+            ({"a": math.inf}, {"a": "inf"}),
+            ({"a": math.nan}, {"a": "nan"}),
+            ({"a": "1"}, {"a": 1}),
+            ({"a": None}, {"a": "null"}),
+            ({"a": [2]}, {"a": [2.0]}),
+            ({"a": {"b": 0.0}}, {"a": {"b": -0.0}}),
+            ({"a": {1: 2}}, {"a": {"1": 2}}),
+            ({"a": {1: 2, "1": 3}}, {"a": {1: 3, "1": 2}}),
+        ]
+    ),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from omegaconf import OmegaConf
 
 from trimtab.config import check, from_dict, to_dict
 from trimtab.config.keys import options, with_values
-from trimtab.config.rules import RANGES
+from trimtab.config.ranges import RANGES
 from trimtab.errors import ConfigError
 from trimtab.spec import RunSpec
 
@@ -30,10 +31,13 @@ def refused(*overrides: str) -> list[str]:
 
 
 CASES = [
-    (["steps=0"], "steps=0 is refused; allowed: >= 1; for example steps=300"),
+    (["steps=0"], "steps=0 is refused; allowed: >= 1 and <= 1000000000; for example steps=300"),
     (["seed=-1"], "seed=-1 is refused; allowed: >= 0 and <= 4294967295; for example seed=0"),
     (["optim.lr=0"], "optim.lr=0 is refused; allowed: > 0; for example optim.lr=0.0003"),
-    (["checkpoint.keep=1"], "checkpoint.keep=1 is refused; allowed: >= 2; for example checkpoint.keep=2"),
+    (
+        ["checkpoint.keep=1"],
+        "checkpoint.keep=1 is refused; allowed: >= 2 and <= 1000000000; for example checkpoint.keep=2",
+    ),
     (
         ["mis.rs_veto_threshold=1.0"],
         "mis.rs_veto_threshold=1 is refused; allowed: > 0 and < 1; for example mis.rs_veto_threshold=0.0001",
@@ -161,12 +165,100 @@ CASES = [
         "optim.betas=[0.9] is refused; allowed: two numbers >= 0 and < 1; for example optim.betas=[0.9,0.99]",
     ),
     (
+        ["rollout.batch_size=1000000000000", "optim.minibatches=4"],
+        "rollout.batch_size=1000000000000 is refused; allowed: >= 1 and <= 1000000000; "
+        "for example rollout.batch_size=128",
+    ),
+    (
+        ["rollout.batch_size=999999937", "rollout.group_size=999999937", "optim.minibatches=600000000"],  # a prime
+        "optim.minibatches=600000000 is refused; allowed: divisors of rollout.batch_size=999999937; "
+        "for example optim.minibatches=999999937",
+    ),
+    (
+        ["rollout.batch_size=999999999", "rollout.group_size=7"],
+        "rollout.batch_size=999999999 is refused; allowed: multiples of rollout.group_size=7; "
+        "for example rollout.batch_size=999999994",
+    ),
+    (
+        ["rollout.max_model_len=9000000", "rollout.max_tokens=9000000"],
+        "rollout.max_tokens=9000000 is refused; allowed: less than rollout.max_model_len=9000000, which holds the "
+        "prompt too; for example rollout.max_tokens=4500000",
+    ),
+    (
+        ["loss.entropy_coef=nan"],
+        "loss.entropy_coef=nan is refused; allowed: a finite number; for example loss.entropy_coef=0",
+    ),
+    (["optim.lr=inf"], "optim.lr=inf is refused; allowed: a finite number > 0; for example optim.lr=0.0003"),
+    (
+        ["mis.tis_upper_bound=-1"],
+        "mis.tis_upper_bound=-1 is refused; allowed: > 0; for example mis.tis_upper_bound=2",
+    ),
+    (
+        ["mis.tis_upper_bound=-1", "mis.use_rs=true"],
+        "mis.tis_upper_bound=-1 is refused; allowed: > 0; for example mis.tis_upper_bound=2",
+    ),
+    (
+        ["rollout.engine=replay", "rollout.path=runs/gone"],
+        "rollout.path=runs/gone is refused; allowed: a run folder, or one of Parquet files, that exists, with "
+        "rollout=replay; for example rollout.path=runs/NAME",
+    ),
+    *(
+        (
+            ["policy.kind=hf", f"policy.path={path}"],
+            f"policy.path={path} is refused; allowed: a model folder that exists, or a hub name with policy=hf; "
+            "for example policy.path=./my-model (or policy=smollm2)",
+        )
+        for path in ("./gone", "../gone", "/gone", "~/gone", "a/b/gone", "./problems.jsonl")
+    ),
+    (
+        ["task.name=jsonl", "task.path=gone.jsonl"],
+        "task.path=gone.jsonl is refused; allowed: a file that exists, with task=jsonl; "
+        "for example task.path=problems.jsonl",
+    ),
+    (
+        ["task.name=jsonl", "task.path=x", "task.eval_path=gone.jsonl"],
+        "task.eval_path=gone.jsonl is refused; allowed: a file that exists, with task=jsonl, or null; "
+        "for example task.eval_path=null",
+    ),
+    (
+        ["task.name=hf", "task.path=./gone"],
+        "task.path=./gone is refused; allowed: a dataset's folder or file that exists, or a hub name with task=hf; "
+        "for example task.path=openai/gsm8k",
+    ),
+    (
+        ["task.name=custom", "task.path=no_such_module.task:make"],
+        "task.path=no_such_module.task:make is refused; allowed: package.module:name of a package that is here or "
+        "installed, with task=custom; for example task.path=my_package.task:make",
+    ),
+    (
+        ["task.name=jsonl", "task.path=x", "task.match=regex", "task.pattern=(a"],
+        "task.pattern=(a is refused; allowed: a regular expression with one group when task.match=regex (missing ), "
+        "unterminated subpattern at position 0); for example 'task.pattern=\"answer: (.*)\"' (or task.match=exact)",
+    ),
+    (
+        ["task.name=jsonl", "task.path=x", "task.match=regex", "task.pattern=a"],
+        "task.pattern=a is refused; allowed: a regular expression with one group when task.match=regex (no group); "
+        "for example 'task.pattern=\"answer: (.*)\"' (or task.match=exact)",
+    ),
+    (
         ["resume=atuo"],
         "resume=atuo is refused; allowed: no, auto, or an existing run or checkpoint folder; for example resume=auto",
     ),
 ]
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder that holds what the examples of messages name."""
+    for folder in ("runs/NAME", "my-model", "my_package"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("problems.jsonl", "x"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("overrides", "message"), CASES)
 def test_the_message_and_its_mend(overrides: list[str], message: str) -> None:
     assert refused(*overrides) == [message]
@@ -210,9 +302,58 @@ def test_all_violations_are_told_together() -> None:
     ]  # fmt: skip
 
 
+TEXTS = [key for key, option in options().items() if option.type is str]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("key", sorted({*TEXTS} - {"run_dir", "task.system"}))
+@pytest.mark.parametrize("base", [(), ("task.name=jsonl",), ("task.name=custom",), ("rollout.engine=replay",)], ids=str)
+def test_an_empty_text_is_refused(key: str, base: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(with_values(spec_of(*base), {key: ""}))
+    (line,) = [found for found in str(caught.value).splitlines() if found.startswith(key)]
+    option = options()[key]
+    if option.optional:
+        assert line == f"{key}='' is refused; allowed: a text that is not empty, or null; for example {key}=null"
+    else:
+        assert line == f"{key}='' is refused; allowed: a text that is not empty; for example {key}={option.default}"
+
+
+def test_texts_that_may_be_empty_or_blank() -> None:
+    check(with_values(RunSpec(), {"run_dir": "", "task.system": ""}))
+    check(with_values(RunSpec(), {"task.stop": " "}))
+    for key in ("run_dir", "policy.path", "resume", "tracker.project"):
+        with pytest.raises(ConfigError, match=f"{key}='  ' is refused"):
+            check(with_values(RunSpec(), {key: "  "}))
+
+
+def test_every_whole_number_has_an_upper_bound_that_is_told_fast() -> None:
+    for key, allowed in RANGES.items():
+        if options()[key].type is int:
+            for value in (int(allowed.high) + 1, 10**400):
+                with pytest.raises(ConfigError) as caught:
+                    check(with_values(RunSpec(), {key: value}))
+                (line,) = str(caught.value).splitlines()
+                assert line.startswith(f"{key}={value} is refused; allowed: {allowed}; for example {key}=")
+
+
+def test_a_value_out_of_range_is_told_once(here: Path) -> None:
+    lines = refused("rollout.max_tokens=-5", "rollout.max_model_len=4", "optim.minibatches=5", "rollout.batch_size=0")
+    assert [line.partition("=")[0] for line in lines] == ["rollout.batch_size", "rollout.max_tokens"]
+    lines = refused("rollout.temperature=nan", "rollout.logprobs_mode=raw")
+    assert [line.partition("=")[0] for line in lines] == ["rollout.temperature"]
+
+
+def test_a_module_already_imported_or_in_the_standard_library_is_found(here: Path) -> None:
+    (here / "single.py").touch()
+    for path in ("json:loads", "single:make", "sys:exit", "pytest:main"):
+        check(spec_of("task.name=custom", f"task.path={path}"))
+    assert "single" not in sys.modules
+
+
 def test_an_option_that_is_not_in_force_agrees_with_everything() -> None:
     check(spec_of("algo.name=standard", "mis.numerator=current", "mis.tis_upper_bound=0.5"))
-    check(spec_of("policy.kind=tiny", "task.name=custom", "task.path=a.b:c", "task.style=chat"))
+    check(spec_of("policy.kind=tiny", "task.name=custom", "task.path=json.decoder:c", "task.style=chat"))
 
 
 def test_an_existing_folder_may_be_resumed(tmp_path: Path) -> None:

@@ -49,6 +49,16 @@ def test_a_run_gets_its_spec_and_overrides(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []  # Hydra writes nothing; the run's folder is the run's own work
 
 
+@pytest.mark.parametrize("flag", [[], ["-m"]])
+def test_an_override_may_refer_to_another_option(tmp_path: Path, flag: list[str]) -> None:
+    done = call(tmp_path, *flag, "steps=${rollout.batch_size}", "algo=standard")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(lines(done)) == 1  # a sweep hands its texts on escaped
+    assert flag or lines(done)[0].endswith("overrides=['steps=${rollout.batch_size}', 'algo=standard']")
+    done = call(tmp_path, *flag, "policy.cache_dir=${oc.env:NO_SUCH_VARIABLE}")
+    assert done.returncode == 2 and "NO_SUCH_VARIABLE" in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("given", ["my runs/x", "/abs/y", "a=b"])
 def test_run_dir_holds_exactly(tmp_path: Path, given: str) -> None:
     (line,) = lines(call(tmp_path, f"run_dir='{given}'"))
@@ -69,6 +79,28 @@ def test_a_refused_config_ends_with_2_and_leaves_nothing(tmp_path: Path) -> None
     done = call(tmp_path, "resume=auto")
     assert done.returncode == 2 and "give run_dir=" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["algo=[standard,bypass]"], "algo=[standard,bypass] is refused"),
+        (["~steps"], "~steps: an option cannot be deleted"),
+        (["run_dir=/tmp/x=1"], "run_dir=/tmp/x=1: its characters need quotes"),
+        (["optim.lr=1e400"], "optim.lr=inf is refused; allowed: a finite number > 0"),
+        (["optim.lr=1" + "0" * 400], f"optim.lr=1{'0' * 400} is refused; allowed: a finite number; for example"),
+        (["rollout.batch_size=1000000000000", "optim.minibatches=3"], "rollout.batch_size=1000000000000 is refused"),
+        (["policy=hf", "policy.path=./gone"], "policy.path=./gone is refused"),
+        (["task=custom", "task.path=gone:x"], "task.path=gone:x is refused"),
+        (["-m", "algo=[standard,bypass]", "seed=0,1"], "2 of 2 runs cannot start"),
+    ],
+)
+def test_what_the_rules_can_find_ends_with_2(tmp_path: Path, overrides: list[str], said: str) -> None:
+    done = call(tmp_path, *overrides)
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {said}") and "Traceback" not in done.stderr
+    assert done.stdout == "" and list(tmp_path.iterdir()) == []
+    if "-m" not in overrides:
+        assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(("seed", "code", "said"), [(11, 1, "error: the engine is gone\n"), (12, 75, "")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trimtab.config.compose import compose, compose_config, prepare
 from trimtab.config.convert import from_dict, read_yaml, to_dict, to_spec, to_yaml
-from trimtab.config.explain import COMPOSE_ERRORS, explain, raised_in, typed_overrides
+from trimtab.config.explain import COMPOSE_ERRORS, explain, job_overrides, raised_in, typed_overrides
 from trimtab.config.folder import with_run_dir
 from trimtab.config.groups import CONF
 from trimtab.config.help import text as help_text
@@ -14,6 +14,6 @@ from trimtab.config.schema import register
 
 __all__ = [
     "COMPOSE_ERRORS", "CONF", "check", "compose", "compose_config", "config_hash", "explain", "from_dict", "help_text",
-    "ignored", "prepare", "raised_in", "read_yaml", "register", "resolve", "to_dict", "to_spec", "to_yaml",
-    "typed_overrides", "with_run_dir",
+    "ignored", "job_overrides", "prepare", "raised_in", "read_yaml", "register", "resolve", "to_dict", "to_spec",
+    "to_yaml", "typed_overrides", "with_run_dir",
 ]  # fmt: skip

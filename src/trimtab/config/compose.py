@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from trimtab.config.convert import to_spec
-from trimtab.config.explain import COMPOSE_ERRORS, explain
+from trimtab.config.explain import COMPOSE_ERRORS, explain, impossible
 from trimtab.config.groups import CONF
 from trimtab.config.resolve import resolve
 from trimtab.config.rules import check
@@ -19,8 +19,10 @@ from trimtab.errors import ConfigError
 from trimtab.spec import RunSpec
 
 
-def prepare(config: DictConfig) -> RunSpec:
-    """The resolved spec of a composed config that passed every rule; ConfigError lists all violations."""
+def prepare(config: DictConfig, overrides: Sequence[str] = ()) -> RunSpec:
+    """The resolved spec of a config composed with ``overrides`` that passed every rule; else ConfigError."""
+    if found := impossible(overrides):
+        raise ConfigError("\n".join(found))
     try:
         spec = to_spec(config)
     except OmegaConfBaseException as error:
@@ -43,4 +45,4 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
 
 def compose(overrides: Sequence[str] = ()) -> RunSpec:
     """The checked and resolved spec for command-line overrides such as ``level=geometric``."""
-    return prepare(compose_config(overrides))
+    return prepare(compose_config(overrides), overrides)

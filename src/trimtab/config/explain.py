@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
 from difflib import get_close_matches
 from traceback import walk_tb
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trimtab.config.groups import choices, group_names
+from trimtab.config.groups import choices, defaults, group_names
 from trimtab.config.keys import Option, options, sections, written
 from trimtab.config.schema import twin
 from trimtab.spec import RunSpec
 
-# What Hydra raises for a config it refuses; ValueError for veto=1e-4 or veto=null, which are no names of choices.
-COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError, AssertionError)
+# What Hydra raises for a config it refuses; ValueError for veto=1e-4 or veto=null, which are no names of choices;
+# OverflowError for a whole number that no float can hold.
+COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OverflowError, AssertionError)
 
 
 def explain(error: Exception, overrides: Sequence[str], sweep: bool = False) -> str:
@@ -44,15 +48,45 @@ def typed_overrides() -> tuple[list[str], bool]:
     return args.overrides, args.multirun or any(text.startswith("sweep=") for text in args.overrides)
 
 
+def impossible(overrides: Sequence[str]) -> list[str]:
+    """One line for each override that Hydra takes and no run can mean: a deletion, a list of a group's choices."""
+    return [line for text in overrides if _deletes_or_lists(_parsed(text)) for line in _judge(text, sweep=True)]
+
+
+def _deletes_or_lists(override: Optional[Override]) -> bool:
+    if override is None or override.is_sweep_override():
+        return False
+    return override.is_delete() or (override.key_or_group in group_names() and isinstance(override.value(), list))
+
+
+def _parsed(text: str) -> Optional[Override]:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException:
+        return None
+
+
+def job_overrides() -> list[str]:
+    """The overrides of the job that runs now, as typed: what they refer to with ${} is not looked up."""
+    return as_typed(HydraConfig.get().overrides.task)
+
+
+def as_typed(overrides: Any) -> list[str]:
+    """The texts of Hydra's list of overrides, whose own iteration would resolve ${} against Hydra's options."""
+    texts: Any = OmegaConf.to_container(overrides, resolve=False)
+    return [str(text) for text in texts]
+
+
 def _judge(text: str, sweep: bool) -> list[str]:
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        reason = str(error).splitlines()[0]
-        return [f"{text}: not an override ({reason}); write KEY=VALUE, and quote what has spaces or brackets"]
+        return [_unreadable(text, str(error).splitlines()[0])]
     key = override.key_or_group
-    if key.split("/")[0].split(".")[0] == "hydra" or override.is_delete():
+    if key.split("/")[0].split(".")[0] == "hydra":
         return []
+    if override.is_delete():
+        return _deletion(key)
     if override.is_sweep_override() and not sweep:
         return [f"{text}: several values make a sweep; add -m to run all of them, or put [] around a list"]
     if override.is_choice_sweep():
@@ -65,8 +99,41 @@ def _judge(text: str, sweep: bool) -> list[str]:
     return _unknown(key) if option is None else _value(option, override.value(), override.is_add())
 
 
+def _unreadable(text: str, reason: str) -> str:
+    key, _, value = text.partition("=")
+    for inside in (f'"{value}"', f"'{value}'", '"' + value.replace('"', '\\"') + '"'):
+        again = _parsed(f"{key}={inside}")
+        if again is not None and not again.is_sweep_override() and again.value() == value != "":
+            return f"{text}: its characters need quotes; write {_for_shell(f'{key}={inside}')}"
+    return f"{text}: not an override ({reason}); write KEY=VALUE, and quote what has spaces or brackets"
+
+
+def _for_shell(text: str) -> str:
+    if "'" in text and not set(text) & set("$`!\\"):
+        return '"' + text.replace('"', '\\"') + '"'
+    return shlex.quote(text)
+
+
+def _deletion(key: str) -> list[str]:
+    if key in group_names():
+        return [f"~{key}: a group cannot be deleted; set a choice, for example {key}={written(defaults()[key])}"]
+    if key in sections():
+        return [f"~{key}: a section cannot be deleted; set its keys, such as {_first(key)}=…"]
+    option = options().get(key)
+    if option is None:
+        return [] if key.startswith(FREE) else _unknown(key)
+    default = written(option.default) or '""'
+    return [f"~{key}: an option cannot be deleted; set a value, for example {key}={default}"]
+
+
 def _choice(group: str, value: Any) -> list[str]:
     allowed = choices(group)
+    if isinstance(value, list):
+        names = [str(v) for v in value if str(v) in allowed]
+        mend = f"for example {group}={(names or [written(defaults()[group])])[0]}"
+        if len(names) > 1:
+            mend = f"for a sweep: -m {group}={','.join(names)}"
+        return [f"{group}={written(value)} is refused; allowed: one of {', '.join(allowed)}; {mend}"]
     if value is not None and str(value) in allowed:
         return []
     close = get_close_matches(str(value), allowed, 1, 0.3) or list(allowed)
@@ -78,12 +145,16 @@ def _choice(group: str, value: Any) -> list[str]:
 
 def _value(option: Option, value: Any, added: bool) -> list[str]:
     key, given = option.key, written(value)
+    if option.type is int and isinstance(value, float):
+        given = repr(value)  # 1e9 written short would look like a whole number
     if isinstance(value, dict) and not added:
         first = next(iter(value), "name")
         return [f"{key}={given} is refused; allowed: +{key}.NAME=VALUE for each; for example +{key}.{first}=1"]
     try:
         OmegaConf.update(OmegaConf.structured(twin(RunSpec)), key, value)
         return []
+    except OverflowError:
+        allowed = "a finite number"
     except OmegaConfBaseException:
         allowed = ", ".join(option.choices) or KINDS.get(str(option.type), str(option.type))
     if option.optional:
@@ -104,6 +175,7 @@ KINDS = {
     str(List[str]): "a list of texts",
     str(Dict[str, Any]): "names and values",
 }
+FREE = "task.options."  # names below it are the user's own
 EXAMPLES = {float: "1.0", str: "text"}
 
 
@@ -117,7 +189,10 @@ def _unknown(key: str) -> list[str]:
         allowed = ", ".join(k.partition(".")[2] for k in options() if k.startswith(node + "."))
         return [f"{key} is no option{hint} {node} has: {allowed}"]
     if key in sections():
-        first = next(k for k in options() if k.startswith(key + "."))
-        return [f"{key} is a section, not an option; set its keys, such as {first}=…"]
+        return [f"{key} is a section, not an option; set its keys, such as {_first(key)}=…"]
     tops = ", ".join([*(k for k in options() if "." not in k), *sections()])
     return [f"{key} is no option and no group{hint} Options: {tops}. Groups: {', '.join(group_names())}"]
+
+
+def _first(section: str) -> str:
+    return next(key for key in options() if key.startswith(section + "."))

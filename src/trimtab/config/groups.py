@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Optional
+
+from omegaconf import OmegaConf
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
 
@@ -20,3 +23,11 @@ def choices(group: str) -> tuple[str, ...]:
     folder = CONF / group
     found = (p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("*.yaml"))
     return tuple(sorted(found, key=lambda name: ("/" in name, name)))
+
+
+@cache
+def defaults() -> dict[str, Optional[str]]:
+    """The choice that each group has when none is given, in the order of conf/config.yaml."""
+    entries = OmegaConf.to_object(OmegaConf.select(OmegaConf.load(CONF / "config.yaml"), "defaults"))
+    assert isinstance(entries, list)
+    return {k: v for entry in entries if not isinstance(entry, str) for k, v in entry.items()}

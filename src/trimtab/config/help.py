@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from omegaconf import OmegaConf
-
-from trimtab.config.groups import CONF, choices, group_names
+from trimtab.config.groups import choices, defaults, group_names
 from trimtab.config.keys import Option, options, written
 
 KEYS = (
@@ -57,10 +55,9 @@ def text() -> str:
 
 def groups_table() -> str:
     """One line a group: its name and choices, a star at the default."""
-    defaults = _defaults()
-    lines = []
-    for group in sorted(group_names(), key=lambda g: list(defaults).index(g)):
-        names = (f"{name}*" if name == defaults[group] else name for name in choices(group))
+    chosen, lines = defaults(), []
+    for group in sorted(group_names(), key=lambda g: list(chosen).index(g)):
+        names = (f"{name}*" if name == chosen[group] else name for name in choices(group))
         lines.append(f"  {group:10} {' '.join(names)}")
     return "\n".join(lines)
 
@@ -74,9 +71,3 @@ def _line(option: Option) -> str:
     default = "-" if option.default in (None, "") else written(option.default)
     takes = f" ({' | '.join(option.choices)})" if option.choices else ""
     return f"  {option.key:25} {default:11} {option.help}{takes}"
-
-
-def _defaults() -> dict[str, str]:
-    entries = OmegaConf.to_object(OmegaConf.select(OmegaConf.load(CONF / "config.yaml"), "defaults"))
-    assert isinstance(entries, list)
-    return {k: v for entry in entries if not isinstance(entry, str) for k, v in entry.items()}

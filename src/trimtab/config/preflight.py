@@ -11,6 +11,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from trimtab.config.compose import compose
+from trimtab.config.explain import as_typed
 from trimtab.errors import ConfigError
 
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
@@ -46,7 +47,7 @@ class Preflight(Callback):
         sweeper = config.hydra.sweeper
         if sweeper._target_ != BASIC:
             return
-        runs = combinations(dict(sweeper.params or {}), list(config.hydra.overrides.task))
+        runs = combinations(dict(sweeper.params or {}), as_typed(config.hydra.overrides.task))
         found = violations(runs)
         if found:
             print(f"error: {len(found)} of {len(runs)} runs cannot start, so none was started", file=sys.stderr)

@@ -6,7 +6,7 @@ import math
 from itertools import groupby
 
 from trimtab.config.keys import Option, options, written
-from trimtab.config.rules import RANGES
+from trimtab.config.ranges import RANGES
 
 HEAD = """\
 # Options

@@ -48,7 +48,7 @@ MIS = ("mis.tis_mode", *TIS, "mis.use_rs", *RS, "mis.rs_veto_threshold", "mis.nu
 UNHASHED = (
     "run_dir", "resume", "policy.cache_dir", "rollout.record_every",
     "tracker.name", "tracker.project", "tracker.entity", "tracker.group", "tracker.tags",
-    "checkpoint.every", "checkpoint.keep",
+    "checkpoint.every", "checkpoint.keep", "debug.anomaly",
 )  # fmt: skip
 
 
@@ -297,7 +297,8 @@ def config_hash(spec: RunSpec) -> str:
     if spec.algo.name is Algo.decoupled and mis.tis_mode is TisMode.off and not rejects(spec):
         spec = resolve(with_values(spec, {"algo.name": Algo.standard}))  # no weight, nothing rejected: the same loss
     plain = to_dict(with_values(spec, {key: options()[key].default for key in UNHASHED}))
-    return hashlib.sha256(json.dumps(_finite(plain), sort_keys=True).encode()).hexdigest()[:16]
+    plain = _finite(plain) | {"task": _finite(plain["task"]) | {"options": _exact(plain["task"]["options"])}}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _finite(value: Any) -> Any:
@@ -309,3 +310,10 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and (not math.isfinite(value) or value.is_integer()):
         return int(value) if math.isfinite(value) else str(value)
     return value
+
+
+def _exact(value: Any) -> Any:
+    """Values of no declared type, kept apart: 2, 2.0, True and '2' may mean different things to who reads them."""
+    if isinstance(value, dict):
+        return {repr(k): _exact(v) for k, v in value.items()}
+    return [_exact(v) for v in value] if isinstance(value, list) else repr(value)

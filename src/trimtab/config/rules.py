@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, Optional
+import os
+import re
+from typing import Callable, Iterable, Iterator, Optional
 
-from trimtab.config.keys import options, value_of, written
+from trimtab.config.keys import options, value_of, with_values, written
+from trimtab.config.places import is_data, is_file, is_importable, is_model
+from trimtab.config.ranges import RANGES, ranges, wrong
 from trimtab.config.resolve import resolve
 from trimtab.errors import ConfigError
 from trimtab.spec import (
@@ -31,89 +33,20 @@ from trimtab.spec import (
 
 Rule = Callable[[RunSpec], Iterator[str]]
 
-
-def wrong(key: str, value: Any, allowed: str, mend: str) -> str:
-    """One violation: what was given, what is allowed, and the override that mends it."""
-    return f"{key}={written(value)} is refused; allowed: {allowed}; for example {mend}"
+MAY_BE_EMPTY = ("run_dir", "task.system")  # a folder named by the time; a system message in place of the model's own
+MAY_BE_BLANK = ("task.system", "task.stop", "task.pattern")
 
 
-@dataclass(frozen=True)
-class Range:
-    """An interval of numbers; ``open_low`` leaves its lower end out, and ``example`` mends a wrong value."""
-
-    low: float
-    high: float = math.inf
-    open_low: bool = False
-    open_high: bool = False
-    example: Optional[float] = None
-
-    def __contains__(self, value: float) -> bool:
-        above = value > self.low if self.open_low else value >= self.low
-        return math.isfinite(value) and above and (value < self.high if self.open_high else value <= self.high)
-
-    def __str__(self) -> str:
-        low = f"{'>' if self.open_low else '>='} {self.low:.10g}"
-        return low if math.isinf(self.high) else f"{low} and {'<' if self.open_high else '<='} {self.high:.10g}"
-
-
-NATURAL, COUNT, POSITIVE, AT_LEAST_0 = Range(0), Range(1), Range(0, open_low=True), Range(0)
-RANGES: Mapping[str, Range] = {
-    "seed": Range(0, 2**32 - 1),
-    "steps": COUNT,
-    "mis.tis_lower_bound": Range(0, open_low=True, example=0.5),
-    "mis.tis_upper_bound": Range(0, open_low=True, example=2),
-    "mis.rs_lower_bound": Range(0, open_low=True, example=0.5),
-    "mis.rs_upper_bound": Range(0, open_low=True, example=2),
-    "mis.rs_veto_threshold": Range(0, 1, open_low=True, open_high=True, example=1e-4),
-    "loss.clip_low": Range(0, 1, open_low=True),
-    "loss.clip_high": POSITIVE,
-    "loss.dual_clip": Range(1, open_low=True, example=3),
-    "loss.sum_constant": Range(0, open_low=True, example=1024),
-    "loss.kl_coef": AT_LEAST_0,
-    "loss.entropy_coef": Range(-math.inf),
-    "advantage.epsilon": AT_LEAST_0,
-    "mismatch.strength": AT_LEAST_0,
-    "rollout.batch_size": COUNT,
-    "rollout.group_size": COUNT,
-    "rollout.max_tokens": COUNT,
-    "rollout.temperature": POSITIVE,
-    "rollout.kv_cache_gib": POSITIVE,
-    "rollout.gpu_memory_utilization": Range(0, 1, open_low=True),
-    "rollout.max_num_seqs": COUNT,
-    "rollout.max_model_len": Range(2),
-    "rollout.probe_every": NATURAL,
-    "rollout.probe_sequences": COUNT,
-    "rollout.probe_bound": Range(0, open_low=True, example=1e-3),
-    "rollout.record_every": NATURAL,
-    "policy.logit_chunk": COUNT,
-    "policy.warmup_accuracy": Range(0, 1, open_high=True),
-    "task.shots": COUNT,
-    "task.train_size": COUNT,
-    "task.eval_size": COUNT,
-    "optim.lr": POSITIVE,
-    "optim.epsilon": POSITIVE,
-    "optim.weight_decay": AT_LEAST_0,
-    "optim.max_grad_norm": POSITIVE,
-    "optim.warmup_steps": NATURAL,
-    "optim.epochs": COUNT,
-    "optim.minibatches": COUNT,
-    "optim.microbatch_tokens": COUNT,
-    "optim.max_bad_steps": COUNT,
-    "optim.max_rejected_steps": NATURAL,
-    "evaluation.every": NATURAL,
-    "evaluation.samples": NATURAL,
-    "checkpoint.every": NATURAL,
-    "checkpoint.keep": Range(2),
-}
-
-
-def ranges(spec: RunSpec) -> Iterator[str]:
-    """Every number within its range of ``RANGES``; NaN and infinities never are."""
-    for key, allowed in RANGES.items():
+def texts(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """(key, violation) of every text that is empty, which null says when it is meant."""
+    for key, option in options().items():
         value = value_of(spec, key)
-        if value is not None and value not in allowed:
-            default = options()[key].default
-            yield wrong(key, value, str(allowed), f"{key}={written(allowed.example or default)}")
+        if option.type is not str or value is None or (value if key in MAY_BE_BLANK else value.strip()):
+            continue
+        if value or key not in MAY_BE_EMPTY:
+            null = ", or null" if option.optional else ""
+            mend = f"{key}={written(option.default) or 'NAME'}"
+            yield key, f"{key}={value!r} is refused; allowed: a text that is not empty{null}; for example {mend}"
 
 
 def full_support(spec: RunSpec) -> Iterator[str]:
@@ -133,14 +66,13 @@ def batches(spec: RunSpec) -> Iterator[str]:
     """Whole groups in a batch, whole rows in a minibatch, and groups large enough for their baseline."""
     rows, group, parts = spec.rollout.batch_size, spec.rollout.group_size, spec.optim.minibatches
     baseline = spec.advantage.baseline
-    if rows < 1 or group < 1 or parts < 1:
-        return  # ranges has told
     if rows % group:
-        mend = f"rollout.batch_size={math.ceil(rows / group) * group}"
+        up = -(-rows // group) * group
+        mend = f"rollout.batch_size={up if up in RANGES['rollout.batch_size'] else up - group}"
         yield wrong("rollout.batch_size", rows, f"multiples of rollout.group_size={group}", mend)
     if rows % parts:
-        divisors = [d for d in range(1, rows + 1) if rows % d == 0]
-        nearest = min(divisors, key=lambda d: abs(d - parts))
+        halves = [d for d in range(1, math.isqrt(rows) + 1) if rows % d == 0]
+        nearest = min(halves + [rows // d for d in halves], key=lambda d: (abs(d - parts), d))
         yield wrong(
             "optim.minibatches", parts, f"divisors of rollout.batch_size={rows}", f"optim.minibatches={nearest}"
         )
@@ -195,12 +127,18 @@ def engine(spec: RunSpec) -> Iterator[str]:
     if rollout.engine is Engine.replay and not rollout.path:
         yield wrong("rollout.path", rollout.path, "a run folder, or one of Parquet files, with rollout=replay",
                     "rollout.path=runs/NAME")  # fmt: skip
+    elif rollout.engine is Engine.replay and rollout.path and not os.path.exists(rollout.path):
+        allowed = "a run folder, or one of Parquet files, that exists, with rollout=replay"
+        yield wrong("rollout.path", rollout.path, allowed, "rollout.path=runs/NAME")
     if mismatch.kind is Mismatch.logit_noise and rollout.engine is not Engine.transformers:
         allowed = f"none with rollout={rollout.engine.name}; only rollout=transformers samples from noisy logits"
         yield wrong("mismatch.kind", mismatch.kind, allowed, "rollout=transformers (or mismatch=none)")
     if rollout.engine is not Engine.replay and rollout.max_tokens >= rollout.max_model_len:
         allowed = f"less than rollout.max_model_len={rollout.max_model_len}, which holds the prompt too"
-        mend = f"rollout.max_model_len={2 * rollout.max_tokens + 128}"
+        longer = 2 * rollout.max_tokens + 128
+        mend = f"rollout.max_model_len={longer}"
+        if longer not in RANGES["rollout.max_model_len"]:
+            mend = f"rollout.max_tokens={rollout.max_model_len // 2}"
         yield wrong("rollout.max_tokens", rollout.max_tokens, allowed, mend)
 
 
@@ -209,6 +147,9 @@ def policy(spec: RunSpec) -> Iterator[str]:
     chosen = spec.policy
     if chosen.kind is PolicyKind.hf and not chosen.path:
         yield wrong("policy.path", chosen.path, "a model folder or a hub name with policy=hf",
+                    "policy.path=./my-model (or policy=smollm2)")  # fmt: skip
+    elif chosen.kind is PolicyKind.hf and chosen.path and not is_model(chosen.path):
+        yield wrong("policy.path", chosen.path, "a model folder that exists, or a hub name with policy=hf",
                     "policy.path=./my-model (or policy=smollm2)")  # fmt: skip
     if chosen.kind is PolicyKind.tiny and chosen.warmup_accuracy and spec.task.style is PromptStyle.chat:
         yield wrong("task.style", spec.task.style, "plain, few_shot with policy=tiny, which is warmed up on texts",
@@ -223,19 +164,43 @@ def policy(spec: RunSpec) -> Iterator[str]:
 
 def task(spec: RunSpec) -> Iterator[str]:
     """What each task needs to find its problems."""
-    chosen = spec.task
-    if chosen.name is TaskName.jsonl and not chosen.path:
-        yield wrong("task.path", chosen.path, "a file of JSON lines with task=jsonl", "task.path=problems.jsonl")
-    if chosen.name is TaskName.hf and not chosen.path:
-        yield wrong("task.path", chosen.path, "a dataset's folder or name with task=hf", "task.path=openai/gsm8k")
-    if chosen.name is TaskName.custom and not _is_import_path(chosen.path):
-        yield wrong("task.path", chosen.path, "package.module:name with task=custom", "task.path=my_package.task:make")
+    chosen, path = spec.task, spec.task.path
+    if chosen.name is TaskName.jsonl:
+        if not path or not is_file(path):
+            allowed = f"a file {'that exists,' if path else 'of JSON lines'} with task=jsonl"
+            yield wrong("task.path", path, allowed, "task.path=problems.jsonl")
+        if chosen.eval_path is not None and not is_file(chosen.eval_path):
+            yield wrong("task.eval_path", chosen.eval_path, "a file that exists, with task=jsonl, or null",
+                        "task.eval_path=null")  # fmt: skip
+    if chosen.name is TaskName.hf and (not path or not is_data(path)):
+        allowed = "a dataset's folder or file that exists, or a hub name" if path else "a dataset's folder or name"
+        yield wrong("task.path", path, f"{allowed} with task=hf", "task.path=openai/gsm8k")
+    if chosen.name is TaskName.custom:
+        if not _is_import_path(path):
+            yield wrong("task.path", path, "package.module:name with task=custom", "task.path=my_package.task:make")
+        elif path and not is_importable(path):
+            allowed = "package.module:name of a package that is here or installed, with task=custom"
+            yield wrong("task.path", path, allowed, "task.path=my_package.task:make")
     if chosen.name is TaskName.reasoning_gym and not chosen.generator:
         yield wrong("task.generator", chosen.generator, "the name of a generator with task=reasoning_gym",
                     "task.generator=basic_arithmetic")  # fmt: skip
-    if chosen.match is Match.regex and not chosen.pattern:
-        yield wrong("task.pattern", chosen.pattern, "a regular expression with one group when task.match=regex",
+
+
+def pattern(spec: RunSpec) -> Iterator[str]:
+    """A pattern that compiles and has a group to compare."""
+    given = spec.task.pattern
+    fault = _fault(given) if given else ""
+    if spec.task.match is Match.regex and fault is not None:
+        why = fault and f" ({fault})"
+        yield wrong("task.pattern", given, f"a regular expression with one group when task.match=regex{why}",
                     "'task.pattern=\"answer: (.*)\"' (or task.match=exact)")  # fmt: skip
+
+
+def _fault(given: str) -> Optional[str]:
+    try:
+        return None if re.compile(given).groups else "no group"
+    except (re.error, OverflowError, RecursionError) as error:
+        return str(error)
 
 
 def _is_import_path(path: Optional[str]) -> bool:
@@ -252,19 +217,27 @@ def betas(spec: RunSpec) -> Iterator[str]:
 
 def resume(spec: RunSpec) -> Iterator[str]:
     """A word, or a folder that is there."""
-    if spec.resume not in ("no", "auto") and not Path(spec.resume).is_dir():
+    if spec.resume not in ("no", "auto") and not os.path.isdir(os.path.expanduser(spec.resume)):
         yield wrong("resume", spec.resume, "no, auto, or an existing run or checkpoint folder", "resume=auto")
 
 
-# Numbers are judged as given, even where nothing reads them; agreement only where the options are in force.
-AS_GIVEN: tuple[Rule, ...] = (ranges, betas, full_support, batches, resume)
-IN_FORCE: tuple[Rule, ...] = (numerator, bounds, engine, policy, task)
+# What each option may hold is judged as given, even where nothing reads it; agreement only where options are in force.
+AS_GIVEN: tuple[Rule, ...] = (betas, full_support, batches, resume)
+IN_FORCE: tuple[Rule, ...] = (numerator, bounds, engine, policy, task, pattern)
 
 
 def check(spec: RunSpec) -> None:
-    """Raise ConfigError with one line for each violation."""
-    found = [line for rule in AS_GIVEN for line in rule(spec)]
-    resolved = resolve(spec)
+    """Raise ConfigError with one line for each violation; a value that is refused by itself is not told again."""
+    refused = dict([*ranges(spec), *texts(spec)])
+    sane = with_values(spec, {key: options()[key].default for key in refused})
+    resolved = resolve(sane)
+    found = [line for rule in AS_GIVEN for line in rule(sane)]
     found += [line for rule in IN_FORCE for line in rule(resolved)]
-    if found:
-        raise ConfigError("\n".join(found))
+    lines = [*refused.values(), *(line for line in found if not _speaks_of(line, refused))]
+    if lines:
+        raise ConfigError("\n".join(lines))
+
+
+def _speaks_of(line: str, keys: Iterable[str]) -> bool:
+    judged = line.partition("; for example")[0]
+    return any(re.search(rf"(?<![\w.]){re.escape(key)}=", judged) for key in keys)

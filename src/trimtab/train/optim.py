@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +27,23 @@ def learning_rate(spec: OptimSpec, update: int, total: int) -> float:
             return spec.lr * 0.5 * (1.0 + math.cos(math.pi * min(share, 1.0)))
 
 
+SMALL = 4_000_000  # parameters up to which waking a second thread for each tensor costs more than it saves
+
+
+@contextmanager
+def one_thread(wanted: bool) -> Iterator[None]:
+    """Have torch use one thread inside the block."""
+    threads = torch.get_num_threads()
+    if not wanted or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class Optimizer:
     """Clip, check, step. ``updates`` counts applied steps and is what the schedule follows."""
 
@@ -33,6 +51,7 @@ class Optimizer:
         self._spec, self._total = spec, total_updates
         self._parameters = list(parameters)
         self.updates = 0
+        self._small = sum(parameter.numel() for parameter in self._parameters) <= SMALL
         # The fused kernel is one pass over the parameters; the default one is some ten, which shows on small models.
         self._adamw = torch.optim.AdamW(
             self._parameters,
@@ -53,6 +72,10 @@ class Optimizer:
 
     def step(self) -> float | None:
         """Clip to max_grad_norm and step; returns the norm before clipping, or None (no step) when it isn't finite."""
+        with one_thread(self._small):
+            return self._step()
+
+    def _step(self) -> float | None:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         total = torch.nn.utils.get_total_norm(gradients, foreach=True)
         norm = float(total)

@@ -43,7 +43,8 @@ def check_harmless(folder: Path) -> None:
                 assert secret not in str(path)
 
 
-def test_the_files_of_a_run(program: Program, tmp_path: Path) -> None:
+def test_the_files_of_a_run(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))  # where the task of these runs is, for compose
     done = program.good(*RUN, "run_dir=a", "rollout.record_every=2", env=SECRETS)
     run = tmp_path / "a"
     assert "3 steps in" in done.stdout

@@ -331,9 +331,6 @@ def test_the_rules_of_style_find_what_they_forbid(tmp_path: Path) -> None:
             assert bool(list(RULES[rule](path))) is (text != good), (rule, text)
 
 
-# -- tests assert ----------------------------------------------------------------------------------------------------
-
-
 ACCEPTS = {"check"}  # trimtab.config.check raises for what it refuses: calling it asserts that it doesn't
 
 

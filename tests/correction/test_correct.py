@@ -155,7 +155,7 @@ def test_masked_positions_are_inert(level, mode, odd):
 
 @pytest.mark.parametrize("mode", list(TisMode))
 def test_missing_log_probs_are_neutral(mode):
-    """cases.md 1, 7: weight 1, kept, in no mismatch metric, counted."""
+    """Weight 1, kept, in no mismatch metric, counted."""
     b = torch.tensor([-1.0, NAN, -2.0, NAN, NAN])
     a = torch.tensor([-1.1, -3.0, -2.2, -1.0, -9.0])
     mask, length = torch.ones(5, dtype=torch.bool), torch.tensor([3, 2])
@@ -170,7 +170,7 @@ def test_missing_log_probs_are_neutral(mode):
 @pytest.mark.parametrize("level", list(Level))
 @pytest.mark.parametrize("bad", [(0.0, -INF), (-INF, 0.0), (-INF, -INF), (NAN, -1.0), (INF, -1.0)])
 def test_infinite_log_ratios_are_catastrophic(level, bad):
-    """cases.md 2, 5: rejected by whatever covers them, saturating otherwise, never taken for missing."""
+    """Rejected by whatever covers them, saturating otherwise, never taken for missing."""
     a, b = torch.tensor([-1.0, bad[0], -1.0]), torch.tensor([-1.0, bad[1], -1.0])
     mask, length = torch.ones(3, dtype=torch.bool), torch.tensor([2, 1])
     rejected = [True, False, True] if level is Level.token else [False, False, True]
@@ -189,7 +189,7 @@ def test_infinite_log_ratios_are_catastrophic(level, bad):
 
 
 def test_extreme_token_inside_and_outside_a_geometric_band():
-    """cases.md 19: d = +120 on one token; kept or rejected, the weight is finite."""
+    """A log-ratio of +120 on one token; kept or rejected, the weight is finite."""
     for others, kept in ((-1.0, True), (0.0, False)):
         a = torch.full((121,), others)
         a[0] = 120.0
@@ -204,7 +204,7 @@ def test_extreme_token_inside_and_outside_a_geometric_band():
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_long_sequence_saturates_and_is_counted(sign):
-    """cases.md 20: 4,096 tokens of +-0.03 sum to 123."""
+    """4,096 tokens of +-0.03 sum to 123."""
     a, mask = torch.full((4096,), 0.03 * sign), torch.ones(4096, dtype=torch.bool)
     off = WeightRule(Level.sequence, TisMode.off, None, None)
     done = correct(a, torch.zeros(4096), mask, torch.tensor([4096]), weight=off)
@@ -216,7 +216,7 @@ def test_a_long_sequence_saturates_and_is_counted(sign):
 
 @pytest.mark.parametrize("mode", [None, *TisMode])
 def test_all_rejected(mode):
-    """cases.md 26, 27: a band that rejects everything leaves ESS 0 and finite weights."""
+    """A band that rejects everything leaves ESS 0 and finite weights."""
     a, b, mask = ragged(5)
     weight = None if mode is None else WeightRule(Level.token, mode, 0.5, 2.0, True)
     done = correct(*tensors(a, b, mask), weight=weight, reject=[RejectRule(Level.geometric, 5.0, 6.0)])
@@ -227,7 +227,7 @@ def test_all_rejected(mode):
 
 
 def test_rejection_leaves_weights_alone():
-    """cases.md 23: keep and weight are separate answers."""
+    """Keep and weight are separate answers."""
     a, b, mask = ragged(6)
     weight = rule(Level.token, TisMode.truncate)
     free = correct(*tensors(a, b, mask), weight=weight)
@@ -236,7 +236,7 @@ def test_rejection_leaves_weights_alone():
 
 
 def test_veto_has_a_direction():
-    """cases.md 33: a low threshold vetoes low ratios only; one of 1 or more is refused."""
+    """A low threshold vetoes low ratios only; one of 1 or more is refused."""
     a = torch.tensor([-12.0, 0.0, 12.0, 0.0])
     done = correct(a, torch.zeros(4), torch.ones(4, dtype=torch.bool), torch.tensor([2, 2]), weight=None, veto=1e-4)
     assert done.keep_N.tolist() == [False, False, True, True]
@@ -246,7 +246,7 @@ def test_veto_has_a_direction():
 
 
 def test_opposite_log_ratios_cancel_in_row_levels_but_not_at_token_level():
-    """cases.md 35: +5, -5 passes sum and geometric bounds; token bounds and the veto catch it."""
+    """+5, -5 passes sum and geometric bounds; token bounds and the veto catch it."""
     a = torch.tensor([5.0, -5.0, 5.0, -5.0])
     mask, length = torch.ones(4, dtype=torch.bool), torch.tensor([4])
     for level, kept in ((Level.sequence, True), (Level.geometric, True), (Level.token, False)):
@@ -257,7 +257,7 @@ def test_opposite_log_ratios_cancel_in_row_levels_but_not_at_token_level():
 
 @pytest.mark.parametrize("level", list(Level))
 def test_the_factor_does_not_depend_on_the_cut(level):
-    """cases.md 32: parts merge their sums, an empty row counts for nothing, every level is supported."""
+    """Parts merge their sums, an empty row counts for nothing, every level is supported."""
     a, b, mask = ragged(8)
     whole = correct(*tensors(a, b, mask), weight=rule(level, TisMode.mask, True))
     for cuts in ([4], [2, 5, 7], list(range(1, 9))):

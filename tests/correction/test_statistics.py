@@ -178,7 +178,7 @@ def test_the_merged_factor_is_that_of_the_whole_batch():
 
 @pytest.mark.parametrize("shift", [0.01, 0.1, 1.0, 10.0, 100.0, 700.0, 3e4])
 def test_raw_metrics_show_a_gap_that_the_applied_ones_hide(shift):
-    """cases.md 36: weights are bounded, raw quantiles and k3 are not; all stay finite."""
+    """Weights are bounded, raw quantiles and k3 are not; all stay finite."""
     zero, mask, length = torch.zeros(64), torch.ones(64, dtype=torch.bool), torch.tensor([32, 32])
     for sign in (1, -1):
         done = correct(zero + sign * shift, zero, mask, length, weight=WeightRule(Level.token, TisMode.clip, 0.5, 2.0))

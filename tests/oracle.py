@@ -18,6 +18,7 @@ def correction(
     lower: float | None = None,
     upper: float | None = None,
     normalize: bool = False,
+    clamp: float | None = CLAMP,
     rules: Sequence[tuple[str, float, float]] = (),
     veto: float | None = None,
 ) -> tuple[list[list[float]], list[list[bool]], float]:
@@ -34,7 +35,7 @@ def correction(
                 continue
             token_level = level == "token"
             value = x if token_level else _row_value(valid, level)
-            w, own = _weight(value, mode, lower, upper)
+            w, own = _weight(value, mode, lower, upper, clamp)
             if gone and token_level:
                 w, own = 1.0, True
             kept = own and all(
@@ -70,17 +71,21 @@ def _inside(value: float, lower: float, upper: float) -> bool:
     return math.isfinite(value) and lower <= exp(value) <= upper
 
 
-def _weight(value: float, mode: str | None, lower: float | None, upper: float | None) -> tuple[float, bool]:
+def _weight(
+    value: float, mode: str | None, lower: float | None, upper: float | None, clamp: float | None
+) -> tuple[float, bool]:
     if mode is None:
         return 1.0, True
-    w = math.exp(min(CLAMP, max(-CLAMP, value)))
+    w = exp(value if clamp is None else min(clamp, max(-clamp, value)))
     low, high = 0.0 if lower is None else lower, math.inf if upper is None else upper
-    if mode == "off":
+    if mode in ("off", "unbounded"):
         return w, True
     if mode == "truncate":
         return min(w, high), True
     if mode == "clip":
         return min(max(w, low), high), True
+    if mode == "zero":
+        return (w if _inside(value, low, high) else 0.0), True
     assert mode == "mask"
     return w, _inside(value, low, high)
 
@@ -90,7 +95,95 @@ def _factor(weights: list, inside: list, mask: Sequence, level: str) -> float:
     for w_row, own_row, m_row in zip(weights, inside, mask, strict=True):
         mine = [w for w, own, m in zip(w_row, own_row, m_row, strict=True) if own and m]
         kept += mine if level == "token" else mine[:1]
-    return math.fsum(kept) / len(kept) if kept else 1.0
+    factor = mean(kept)
+    return factor if factor > 1e-8 else 1.0
+
+
+def rule(
+    numerator: Sequence[Sequence[float]],
+    rollout: Sequence[Sequence[float]],
+    mask: Sequence[Sequence[bool]],
+    advantage: Sequence[float],
+    *,
+    statistic: str,
+    over: str | None,
+    lower: float,
+    upper: float,
+    inverse: bool,
+    clamp: float | None,
+    sign: str,
+) -> tuple[list[list[bool]], list[list[float]]]:
+    """What one rejection rule keeps, and its statistic at each valid token; ``over`` None is the token level."""
+    keep, values = [], []
+    for a_row, b_row, m_row, advantage_row in zip(numerator, rollout, mask, advantage, strict=True):
+        tokens = [
+            _token(a, b, statistic, inverse, clamp) for a, b, m in zip(a_row, b_row, m_row, strict=True) if m
+        ]  # (value, missing, infinite)
+        seen = {
+            "any": True,
+            "positive": advantage_row > 0,
+            "nonpositive": advantage_row <= 0,
+            "negative": advantage_row < 0,
+            "nonnegative": advantage_row >= 0,
+        }[sign]
+        inside = [(missing or lower <= v <= upper) and not infinite for v, missing, infinite in tokens]
+        value = [v for v, _, _ in tokens]
+        if over is not None:
+            if over != "every" and value:
+                value = [_over(value, statistic, over)] * len(value)
+                inside = [lower <= value[0] <= upper and not any(infinite for _, _, infinite in tokens)] * len(value)
+            else:
+                inside = [all(inside)] * len(value)
+                value = [max(value)] * len(value) if value else []
+        decided = iter(inside)
+        keep.append([m and (next(decided) or not seen) for m in m_row])
+        values.append(value)
+    return keep, values
+
+
+def _token(a: float, b: float, statistic: str, inverse: bool, clamp: float | None) -> tuple[float, bool, bool]:
+    missing, d = math.isnan(b), _difference(a, b)
+    if statistic == "prob_diff":
+        if missing:
+            return 0.0, True, False
+        value = -math.inf if math.isnan(a) else exp(a) - exp(b)
+        return -value if inverse else value, False, math.isinf(value)
+    x = -d if inverse else d
+    if clamp is not None:
+        x = max(-clamp, min(clamp, x))
+    values = {
+        "ratio": exp(x),
+        "k1": x,
+        "k2": x * x / 2,
+        "k3": math.inf if math.isinf(x) else exp(x) - 1 - x if abs(x) > 1e-3 else x * x / 2 + x**3 / 6 + x**4 / 24,
+        "abs": abs(x),
+        "mult_error": exp(abs(x)),
+    }
+    return values[statistic], missing, math.isinf(d)
+
+
+def _over(value: Sequence[float], statistic: str, over: str) -> float:
+    if over == "max":
+        return max(value)
+    if statistic == "ratio":
+        product = math.inf if math.inf in value and 0.0 not in value else math.prod(value)
+        return product if over == "sum" else product ** (1 / len(value))
+    total = -math.inf if math.inf in value and -math.inf in value else math.fsum(value)
+    return total if over == "sum" else total / len(value)
+
+
+def m2_keep(square: Sequence[float], threshold: float, mass: Sequence[float] | None = None) -> list[bool]:
+    """Drop the largest, of equal ones the first, one at a time, while the mean of the rest is not below."""
+    rest = list(range(len(square)))
+    mass = [1.0] * len(square) if mass is None else mass
+
+    def moment() -> float:
+        weight = math.fsum(mass[i] for i in rest)
+        return math.fsum(mass[i] * square[i] for i in rest if mass[i]) / weight if weight else 0.0
+
+    while len(rest) > 1 and not moment() < threshold:
+        rest.remove(max(rest, key=lambda i: (square[i], -i)))
+    return [i in rest for i in range(len(square))]
 
 
 def exp(x: float) -> float:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trimtab.batch import Batch, Sample, pack
 from trimtab.folder import RunFolder, StatusTracker
+from trimtab.method import needs_reference
 from trimtab.policy import load as policies
 from trimtab.protocol import Policy, Rollout, Task, Tokenizer, Tracker
 from trimtab.recording import write_rollouts
@@ -124,7 +125,7 @@ def make_parts(spec: RunSpec, folder: RunFolder, tracker: Tracker, stack: ExitSt
     task: Task = make_task(spec.task)  # first: its faults show at once
     with setup_progress("warming up the tiny model") as progress:
         model = policies.prepare(spec.policy, examples=warmup_examples(spec), progress=progress)
-    policy = policies.load(model, spec.policy, keep_reference=spec.loss.kl_coef != 0.0)
+    policy = policies.load(model, spec.policy, keep_reference=needs_reference(spec.loss))
     rollout = make_rollout(spec, model, policies.device_of(spec.policy.device))
     stack.callback(rollout.close)
     return Parts(

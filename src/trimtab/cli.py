@@ -12,6 +12,7 @@ from typing import Any
 
 from trimtab.errors import TrimtabError
 from trimtab.folder import RunFolder
+from trimtab.truth import command as truth
 
 DONE, FAILED, REFUSED = 0, 1, 2
 
@@ -20,6 +21,7 @@ Commands beside training. Training itself is  python -m run [overrides]  (python
 
   trimtab doctor           can a default run start on this machine, and if not, what mends it?
   trimtab runs             the runs below runs/: state, step, reward
+  trimtab truth            bias and variance of each correction's gradient, exactly, on a tiny problem
   trimtab COMMAND --help   what a command does, its options and exit codes
 """
 DOCTOR = """\
@@ -176,6 +178,7 @@ def parser() -> argparse.ArgumentParser:
         command.set_defaults(call=call)
         if name == "runs":
             command.add_argument("folder", nargs="?", default="runs", metavar="FOLDER", help="where to look")
+    truth.add(commands)
     return top
 
 

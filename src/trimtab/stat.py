@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LOG_RATIO_CLAMP = 20.0
-"""Largest |log-ratio|, in nats, whose exp a weight or a loss uses: exp(20) = 4.9e8 is far beyond any bound or clip."""
+from trimtab.spec import LOG_RATIO_CLAMP
 
+__all__ = ["LOG_RATIO_CLAMP", "Extremes", "Histogram", "Mean", "Spread"]
 
 @dataclass(frozen=True)
 class Mean:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,22 +14,33 @@ from trimtab.config.keys import with_values
 from trimtab.config.resolve import UNHASHED, probe_bound
 from trimtab.errors import ConfigError
 from trimtab.spec import (
+    AdvantageKl,
     Aggregate,
     Algo,
     Denominator,
     Dtype,
     Engine,
     KlEstimator,
+    KlImportance,
     Level,
     LogprobsMode,
+    LossName,
     Match,
     Mismatch,
     Numerator,
+    Overlong,
+    OverTokens,
+    Pair,
     PolicyKind,
     PromptStyle,
+    Proximal,
+    RatioLevel,
+    RejectSpec,
     RejectTerms,
     RunSpec,
     Scale,
+    Sign,
+    Statistic,
     TaskName,
     TisMode,
     TrackerName,
@@ -70,6 +82,16 @@ def clip(**values: Any) -> RunSpec:
         (clip(algo__name=Algo.bypass, mis__tis_upper_bound=4.0), (None, None, 0.5, 2.0)),
         (spec_of(mis__tis_mode=TisMode.off, mis__use_rs=True, mis__tis_upper_bound=4.0), (None, None, 0.5, 2.0)),
         (spec_of(algo__name=Algo.standard, mis__use_rs=True), (None, None, None, None)),
+        # unbounded has nothing to pass on; zero and mask do; a lower bound of 0 is kept, as none
+        (
+            spec_of(mis__tis_mode=TisMode.unbounded, mis__use_rs=True, mis__tis_upper_bound=4.0),
+            (None, None, 0.5, 2.0),
+        ),
+        (spec_of(mis__tis_mode=TisMode.zero, mis__use_rs=True), (0.5, 2.0, 0.5, 2.0)),
+        (
+            spec_of(mis__tis_mode=TisMode.zero, mis__use_rs=True, mis__tis_lower_bound=0.0, mis__tis_upper_bound=3.0),
+            (0.0, 3.0, 0.0, 3.0),
+        ),
     ],
 )
 def test_bounds(spec: RunSpec, expected: tuple[float | None, ...]) -> None:
@@ -81,7 +103,7 @@ def test_bounds(spec: RunSpec, expected: tuple[float | None, ...]) -> None:
     [
         (Algo.standard, None),
         (Algo.bypass, Numerator.current),
-        (Algo.reinforce, Numerator.current),
+        (Algo.on_policy, Numerator.current),
         (Algo.decoupled, Numerator.proximal),
     ],
 )
@@ -113,8 +135,23 @@ def test_probe_bound(rollout: Dtype, policy: Dtype, bound: float) -> None:
 
 
 STANDARD, BYPASS = {"algo__name": Algo.standard}, {"algo__name": Algo.bypass}
-REINFORCE, OFF = {"algo__name": Algo.reinforce}, {"mis__tis_mode": TisMode.off}
+REINFORCE, OFF = BYPASS | {"loss__name": LossName.reinforce}, {"mis__tis_mode": TisMode.off}
 MASK, VETO = {"mis__tis_mode": TisMode.mask}, {"mis__rs_veto_threshold": 1e-4}
+ON_POLICY, ZERO = {"algo__name": Algo.on_policy}, {"mis__tis_mode": TisMode.zero}
+GUESSED, KL = {"algo__proximal": Proximal.loglinear}, {"loss__kl_coef": 0.1}
+
+
+def named(name: LossName, **values: Any) -> dict[str, Any]:
+    return {"loss__name": name, **values}
+
+
+def rule(**values: Any) -> dict[str, Any]:
+    """One rule on the mean k3 of a response, changed by ``values``."""
+    k3 = RejectSpec(Statistic.k3, Level.sequence, OverTokens.mean, upper=0.01)
+    return {"mis__reject": [replace(k3, **values)]}
+
+
+RATIO = {"statistic": Statistic.ratio, "upper": 2.0}
 OPTIONS = {"task__name": TaskName.custom, "task__path": "a.b:c"}
 REPLAY = {"rollout__engine": Engine.replay, "rollout__path": "r"}
 SAME = [
@@ -123,7 +160,7 @@ SAME = [
     ({}, {"mis__numerator": Numerator.proximal}),
     ({}, {"mis__rs_level": Level.geometric, "mis__rs_upper_bound": 3.0}),
     ({}, {"loss__denominator": Denominator.kept, "loss__reject_terms": RejectTerms.all}),
-    ({}, {"loss__kl_value": KlEstimator.k1, "loss__kl_importance": True, "loss__sum_constant": 3.0}),
+    ({}, {"loss__kl_value": KlEstimator.k1, "loss__kl_importance": KlImportance.rollout, "loss__sum_constant": 3.0}),
     ({}, {"mismatch__strength": 0.3}),
     ({}, {"rollout__path": "x", "policy__path": "x", "task__path": "x", "policy__fp32_head": True}),
     ({}, {"task__generator": "x", "task__match": Match.math_verify, "task__pattern": "(x)", "task__split": "test"}),
@@ -156,6 +193,57 @@ SAME = [
         {"rollout__engine": Engine.transformers, "mismatch__kind": Mismatch.logit_noise, "mismatch__strength": 0.0},
     ),
     ({"loss__clip_low": 1.0}, {"loss__clip_low": 1}),
+    ({}, {"shadow": ["miles/default"], "shadow_gradient_every": 5}),
+    # the proximal policy is guessed only for decoupled
+    *((algo, algo | GUESSED) for algo in (STANDARD, BYPASS, ON_POLICY, REINFORCE)),
+    # on_policy: the ratio is 1, and so is whatever else compares with the anchor
+    (ON_POLICY, ON_POLICY | {"loss__clip_low": 0.1, "loss__clip_high": 0.3, "loss__dual_clip": 3.0}),
+    (ON_POLICY, ON_POLICY | {"loss__ratio_cap": 5.0, "loss__log_ratio_clamp": None, "loss__log_ratio_penalty": 0.1}),
+    (ON_POLICY, ON_POLICY | {"loss__advantage_kl": AdvantageKl.anchor, "loss__advantage_kl_coef": 0.1}),
+    (ON_POLICY | KL, ON_POLICY | KL | {"loss__kl_importance": KlImportance.anchor}),
+    (
+        ON_POLICY | KL | {"loss__kl_importance": KlImportance.current_live},
+        ON_POLICY | KL | {"loss__kl_importance": KlImportance.anchor_live},
+    ),
+    # bypass: the anchor is the rollout's policy
+    *(
+        (BYPASS | KL | {"loss__kl_importance": one}, BYPASS | KL | {"loss__kl_importance": other})
+        for one, other in [
+            (KlImportance.rollout, KlImportance.anchor),
+            (KlImportance.rollout_live, KlImportance.anchor_live),
+        ]
+    ),
+    (BYPASS, BYPASS | {"mis__log_ratio_clamp": None, "mis__tis_mode": TisMode.zero}),
+    # what a loss does not read
+    (REINFORCE, REINFORCE | {"loss__ratio_level": RatioLevel.sequence, "loss__log_ratio_clamp": None}),
+    ({}, {"loss__sapo_tau_positive": 2.0, "loss__sapo_tau_negative": 2.0, "loss__vespo_positive": [1.0, 1.0]}),
+    (named(LossName.sapo), named(LossName.sapo, loss__clip_low=0.1, loss__dual_clip=3.0, loss__ratio_cap=9.0)),
+    (named(LossName.importance), named(LossName.importance, loss__clip_high=0.3)),
+    (named(LossName.cispo), named(LossName.cispo, loss__dual_clip=3.0, loss__ratio_cap=9.0)),
+    (named(LossName.gmpo), named(LossName.gmpo, loss__ratio_level=RatioLevel.sequence, loss__ratio_cap=9.0)),
+    (named(LossName.dppo_tv), named(LossName.dppo_tv, loss__ratio_level=RatioLevel.sequence, loss__dual_clip=3.0)),
+    (named(LossName.vespo), named(LossName.vespo, loss__clip_low=0.1, loss__log_ratio_clamp=None)),
+    # modes
+    (OFF | VETO, OFF | VETO | {"mis__log_ratio_clamp": None}),
+    (
+        {"mis__tis_mode": TisMode.unbounded},
+        {"mis__tis_mode": TisMode.unbounded, "mis__tis_lower_bound": 0.1, "mis__tis_upper_bound": 3.0},
+    ),
+    (ZERO, ZERO | {"loss__denominator": Denominator.kept, "loss__reject_terms": RejectTerms.all}),
+    (STANDARD, STANDARD | rule()),
+    (STANDARD, STANDARD | {"mis__m2_threshold": 0.1, "mis__log_ratio_clamp": None}),
+    # rules: the pair left empty is the algorithm's own; 0 bounds no ratio from below
+    (rule(), rule(pair=Pair.proximal_rollout)),
+    (BYPASS | rule(), BYPASS | rule(pair=Pair.current_rollout)),
+    (ON_POLICY | rule(), ON_POLICY | rule(pair=Pair.current_rollout)),
+    (rule(**RATIO), rule(**RATIO, lower=0.0)),
+    # terms
+    ({}, {"loss__advantage_kl_coef": 0.1}),
+    ({}, {"loss__advantage_kl": AdvantageKl.anchor}),
+    (MASK | {"loss__log_ratio_penalty": 0.1}, MASK | {"loss__log_ratio_penalty": 0.1, "loss__reject_terms": RejectTerms.all}),
+    ({}, {"loss__kl_clamp": 3.0, "loss__kl_input_clamp": 3.0}),
+    ({}, {"advantage__overlong_buffer": 3, "advantage__overlong_penalty": 0.5}),
+    ({}, {"advantage__overlong": Overlong.punish, "advantage__overlong_buffer": 3, "advantage__overlong_penalty": 0.0}),
     ({}, {"debug__anomaly": True}),
     (OPTIONS | {"task__options": {"a": 1, "b": 2}}, OPTIONS | {"task__options": {"b": 2, "a": 1}}),
 ]
@@ -179,6 +267,47 @@ DIFFERENT = [
     (REINFORCE, REINFORCE | OFF),
     (MASK | {"loss__kl_coef": 0.1}, MASK | {"loss__kl_coef": 0.1, "loss__reject_terms": RejectTerms.all}),
     ({"loss__kl_coef": 0.1}, {"loss__kl_coef": 0.1, "loss__kl_gradient": KlEstimator.k1}),
+    *itertools.combinations([{"algo__name": algo} for algo in Algo], 2),
+    *itertools.combinations([named(name) for name in LossName], 2),
+    *itertools.combinations([{"mis__tis_mode": mode} for mode in TisMode], 2),
+    *itertools.combinations([KL | {"loss__kl_importance": how} for how in KlImportance], 2),
+    ({}, GUESSED),
+    (OFF, OFF | GUESSED),  # no weight, but another anchor than standard's
+    (ON_POLICY, ON_POLICY | {"mis__tis_level": Level.sequence}),
+    (ON_POLICY, ON_POLICY | {"loss__ratio_level": RatioLevel.sequence}),
+    (ON_POLICY, ON_POLICY | {"loss__advantage_kl": AdvantageKl.reference, "loss__advantage_kl_coef": 0.1}),
+    ({}, {"loss__advantage_kl": AdvantageKl.anchor, "loss__advantage_kl_coef": 0.1}),
+    ({}, {"loss__log_ratio_clamp": None}),
+    ({}, {"loss__ratio_cap": 5.0}),
+    (
+        REINFORCE | {"loss__log_ratio_penalty": 0.1},
+        REINFORCE | {"loss__log_ratio_penalty": 0.1, "loss__log_ratio_clamp": None},
+    ),
+    ({}, {"mis__log_ratio_clamp": None}),
+    ({}, {"mis__m2_threshold": 0.04}),
+    ({"mis__m2_threshold": 0.04}, {"mis__m2_threshold": 0.04, "loss__denominator": Denominator.kept}),
+    (ZERO, ZERO | {"mis__tis_lower_bound": 0.0}),
+    ({}, rule()),
+    (rule(), rule(upper=0.02)),
+    (rule(), rule(inverse=True)),
+    (rule(), rule(clamp=20.0)),
+    (rule(), rule(sign=Sign.negative)),
+    (rule(), rule(over_tokens=OverTokens.sum)),
+    (rule(), rule(pair=Pair.current_rollout)),
+    (rule(), rule() | {"loss__denominator": Denominator.kept}),
+    (rule(**RATIO), rule(**RATIO, lower=0.5)),
+    (
+        MASK | {"loss__log_ratio_penalty": 0.1, "loss__denominator": Denominator.kept},
+        MASK | {
+            "loss__log_ratio_penalty": 0.1, "loss__denominator": Denominator.kept, "loss__reject_terms": RejectTerms.all,
+        },
+    ),
+    ({}, {"loss__top_entropy": 0.2}),
+    ({}, {"loss__positive_nll_coef": 0.1}),
+    ({}, {"advantage__overlong": Overlong.drop}),
+    ({}, {"advantage__overlong": Overlong.punish, "advantage__overlong_buffer": 3}),
+    (named(LossName.sapo), named(LossName.sapo, loss__sapo_tau_negative=2.0)),
+    (named(LossName.vespo), named(LossName.vespo, loss__vespo_negative=[1.0, 1.0])),
     ({}, {"rollout__engine": Engine.transformers}),
     ({}, {"rollout__max_num_seqs": 64}),
     ({}, {"rollout__logprobs_mode": LogprobsMode.raw}),
@@ -231,7 +360,7 @@ def test_every_combination_resolves_once_for_all_or_is_refused_with_a_mend() -> 
         )  # fmt: skip
         once = resolve(spec)
         assert resolve(once) == once
-        wrong = {Algo.decoupled: Numerator.current, Algo.bypass: Numerator.proximal, Algo.reinforce: Numerator.proximal}
+        wrong = {Algo.decoupled: Numerator.current, Algo.bypass: Numerator.proximal, Algo.on_policy: Numerator.proximal}
         try:
             check(spec)
         except ConfigError as error:

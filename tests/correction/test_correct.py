@@ -60,7 +60,7 @@ def test_every_level_mode_rejection_veto_and_normalising_match_the_loops(level, 
     rejections = [(), *([r] for r in Level), (Level.token, Level.geometric)]
     for seed, (reject, veto) in enumerate(itertools.product(rejections, [None, 0.4])):
         a, b, mask = ragged(seed, odd)
-        rules = [RejectRule(r, *BOUNDS[r]) for r in reject]
+        rules = [RejectRule.ratio(r, *BOUNDS[r]) for r in reject]
         weight = None if mode is None else rule(level, mode, normalize)
         done = correct(*tensors(a, b, mask), weight=weight, reject=rules, veto=veto)
         lower, upper = BOUNDS[level]
@@ -98,7 +98,7 @@ def test_any_batch_matches_the_loops(rows, level, mode, normalize):
 def test_equal_log_probs_give_exactly_one_and_keep_everything(level, mode, dtype):
     a, _, mask = ragged(0)
     a_N, _, mask_N, length_B = tensors(a, a, mask, dtype)
-    rules = [RejectRule(r, 0.999, 1.001) for r in Level]
+    rules = [RejectRule.ratio(r, 0.999, 1.001) for r in Level]
     weight = WeightRule(level, mode, 0.999, 1.001, batch_normalize=True)
     done = correct(a_N, a_N, mask_N, length_B, weight=weight, reject=rules, veto=0.5)
     assert torch.equal(done.weight_N, torch.ones_like(a_N)) and done.weight_N.dtype == dtype
@@ -116,7 +116,7 @@ def test_bounds_are_inclusive_and_the_veto_is_strict(dtype):
     for level in Level:
         done = correct(log, zero, mask, length, weight=WeightRule(level, TisMode.mask, 0.5, 2.0))
         assert done.keep_N.tolist() == [True, True, False, False]
-        done = correct(log, zero, mask, length, weight=None, reject=[RejectRule(level, 0.5, 2.0)], veto=0.5)
+        done = correct(log, zero, mask, length, weight=None, reject=[RejectRule.ratio(level, 0.5, 2.0)], veto=0.5)
         assert done.keep_N.tolist() == [True, True, False, False]
     assert correct(log, zero, mask, length, weight=None, veto=0.5).keep_N.tolist() == [True, True, True, False]
 
@@ -145,7 +145,7 @@ def test_closed_forms():
 def test_masked_positions_are_inert(level, mode, odd):
     a, b, mask = ragged(3, odd)
     a_N, b_N, mask_N, length_B = tensors(a, b, mask, torch.float32)
-    kwargs = dict(weight=rule(level, mode, True), reject=[RejectRule(Level.geometric, 0.9, 1.1)], veto=0.1)
+    kwargs = dict(weight=rule(level, mode, True), reject=[RejectRule.ratio(Level.geometric, 0.9, 1.1)], veto=0.1)
     reference = correct(a_N, b_N, mask_N, length_B, **kwargs)
     for left, right in itertools.product([INF, -INF, NAN, 1e30], repeat=2):
         other = correct(a_N.where(mask_N, left), b_N.where(mask_N, right), mask_N, length_B, **kwargs)
@@ -176,7 +176,7 @@ def test_infinite_log_ratios_are_catastrophic(level, bad):
     rejected = [True, False, True] if level is Level.token else [False, False, True]
     for kwargs in (
         dict(weight=WeightRule(level, TisMode.mask, 0.0, None)),
-        dict(weight=None, reject=[RejectRule(level, 0.0, INF)]),
+        dict(weight=None, reject=[RejectRule.ratio(level, 0.0, INF)]),
     ):
         done = correct(a, b, mask, length, **kwargs)
         assert done.keep_N.tolist() == rejected and done.weight_N.isfinite().all()
@@ -195,7 +195,8 @@ def test_extreme_token_inside_and_outside_a_geometric_band():
         a[0] = 120.0
         done = correct(
             a, torch.zeros(121), torch.ones(121, dtype=torch.bool), torch.tensor([121]),
-            weight=WeightRule(Level.token, TisMode.off, None, None), reject=[RejectRule(Level.geometric, 0.9, 1.1)],
+            weight=WeightRule(Level.token, TisMode.off, None, None),
+            reject=[RejectRule.ratio(Level.geometric, 0.9, 1.1)],
         )  # fmt: skip
         assert bool(done.keep_N.all()) is kept and bool(done.keep_N.any()) is kept
         assert done.weight_N[0].item() == pytest.approx(math.exp(LOG_RATIO_CLAMP), rel=1e-6)
@@ -219,7 +220,7 @@ def test_all_rejected(mode):
     """A band that rejects everything leaves ESS 0 and finite weights."""
     a, b, mask = ragged(5)
     weight = None if mode is None else WeightRule(Level.token, mode, 0.5, 2.0, True)
-    done = correct(*tensors(a, b, mask), weight=weight, reject=[RejectRule(Level.geometric, 5.0, 6.0)])
+    done = correct(*tensors(a, b, mask), weight=weight, reject=[RejectRule.ratio(Level.geometric, 5.0, 6.0)])
     assert not done.keep_N.any() and done.weight_N.isfinite().all()
     metrics = measure(done).as_dict()
     assert metrics["mis_ess"] == metrics["mis_kept_token_fraction"] == metrics["mis_kept_seq_fraction"] == 0
@@ -231,7 +232,7 @@ def test_rejection_leaves_weights_alone():
     a, b, mask = ragged(6)
     weight = rule(Level.token, TisMode.truncate)
     free = correct(*tensors(a, b, mask), weight=weight)
-    some = correct(*tensors(a, b, mask), weight=weight, reject=[RejectRule(Level.token, 0.8, 1.2)], veto=0.3)
+    some = correct(*tensors(a, b, mask), weight=weight, reject=[RejectRule.ratio(Level.token, 0.8, 1.2)], veto=0.3)
     assert torch.equal(free.weight_N, some.weight_N) and some.keep_N.sum() < free.keep_N.sum()
 
 
@@ -250,7 +251,7 @@ def test_opposite_log_ratios_cancel_in_row_levels_but_not_at_token_level():
     a = torch.tensor([5.0, -5.0, 5.0, -5.0])
     mask, length = torch.ones(4, dtype=torch.bool), torch.tensor([4])
     for level, kept in ((Level.sequence, True), (Level.geometric, True), (Level.token, False)):
-        done = correct(a, torch.zeros(4), mask, length, weight=None, reject=[RejectRule(level, 0.5, 2.0)])
+        done = correct(a, torch.zeros(4), mask, length, weight=None, reject=[RejectRule.ratio(level, 0.5, 2.0)])
         assert bool(done.keep_N.any()) is kept
     assert not correct(a, torch.zeros(4), mask, length, weight=None, veto=0.01).keep_N.any()
 
@@ -280,7 +281,9 @@ def test_cutting_the_batch_changes_no_bit(level, mode):
     b_N = -torch.rand(int(length_B.sum()), generator=generator)
     a_N = b_N + 0.02 * torch.randn(len(b_N), generator=generator)
     mask_N = torch.rand(len(b_N), generator=generator) > 0.1
-    kwargs = dict(weight=WeightRule(level, mode, 0.9, 1.1), reject=[RejectRule(Level.sequence, 0.5, 2.0)], veto=0.95)
+    kwargs = dict(
+        weight=WeightRule(level, mode, 0.9, 1.1), reject=[RejectRule.ratio(Level.sequence, 0.5, 2.0)], veto=0.95
+    )
     whole = correct(a_N, b_N, mask_N, length_B, **kwargs)
     pieces = [x.split(length_B.tolist()) for x in (a_N, b_N, mask_N)]
     rows = [correct(*row, length.view(1), **kwargs) for *row, length in zip(*pieces, length_B, strict=True)]
@@ -318,7 +321,7 @@ def test_wrong_shapes_and_bounds_are_refused():
     with pytest.raises(ConfigError, match="tis_upper_bound"):
         WeightRule(Level.token, TisMode.clip, 2.0, 0.5)
     with pytest.raises(ConfigError, match="rs_lower_bound"):
-        RejectRule(Level.token, -0.5, 2.0)
+        RejectRule.ratio(Level.token, -0.5, 2.0)
 
 
 @pytest.mark.parametrize("row_N", [None, torch.tensor([0, 0, 1])])

@@ -36,7 +36,7 @@ def rules(config: dict) -> dict:
     low = lower if config["rs_lower_bound"] is None else config["rs_lower_bound"]
     high = upper if config["rs_upper_bound"] is None else config["rs_upper_bound"]
     return dict(
-        weight=weight, reject=[RejectRule(Level[config["rs_level"]], low, high)], veto=config["rs_veto_threshold"]
+        weight=weight, reject=[RejectRule.ratio(Level[config["rs_level"]], low, high)], veto=config["rs_veto_threshold"]
     )
 
 

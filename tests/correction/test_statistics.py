@@ -67,7 +67,7 @@ def test_weight_and_rejection_metrics_match_the_loops(level, mode, normalize, od
     lower, upper = BOUNDS[level]
     rejections = [(), (Level.token,), (Level.sequence,), (Level.token, Level.geometric)]
     for reject, veto in itertools.product(rejections, [None, 0.3]):
-        rules = [RejectRule(r, *BOUNDS[r]) for r in reject]
+        rules = [RejectRule.ratio(r, *BOUNDS[r]) for r in reject]
         done = correct(*tensors, weight=WeightRule(level, mode, lower, upper, normalize), reject=rules, veto=veto)
         weight, keep, factor = oracle.correction(
             a, b, mask, level=level.value, mode=mode.value, lower=lower, upper=upper, normalize=normalize,
@@ -80,8 +80,12 @@ def test_weight_and_rejection_metrics_match_the_loops(level, mode, normalize, od
         unbounded = [[w for w, m in zip(ws, ms, strict=True) if m] for ws, ms in zip(raw, mask, strict=True)]
         rejected = sum(map(len, final)) - sum(map(len, kept))
         final, some = [row for row in final if row], [row for row in kept if row]
-        high = _share(value, lambda v: oracle.exp(v) > upper) if mode is not TisMode.off else 0.0
-        low = _share(value, lambda v: oracle.exp(v) < lower) if mode in (TisMode.clip, TisMode.mask) else 0.0
+        high = _share(value, lambda v: oracle.exp(v) > upper) if mode not in (TisMode.off, TisMode.unbounded) else 0.0
+        low = (
+            _share(value, lambda v: oracle.exp(v) < lower)
+            if mode in (TisMode.clip, TisMode.mask, TisMode.zero)
+            else 0.0
+        )
         tokens = sum(map(len, final))
         expected = {
             "mis_tis_weight_before_bound": oracle.mean([oracle.mean(row) for row in unbounded if row]),
@@ -98,11 +102,11 @@ def test_weight_and_rejection_metrics_match_the_loops(level, mode, normalize, od
             "mis_clamped_log_ratio_count": _clamped(value, level),
         }
         match mode:
-            case TisMode.off:
+            case TisMode.off | TisMode.unbounded:
                 pass
             case TisMode.truncate:
                 expected["mis_tis_truncate_fraction"] = high
-            case TisMode.clip | TisMode.mask:
+            case TisMode.clip | TisMode.mask | TisMode.zero:
                 expected |= {f"mis_tis_{mode.value}_fraction_low": low, f"mis_tis_{mode.value}_fraction_high": high}
         if len(reject) == 1:
             r_lower, r_upper = BOUNDS[reject[0]]
@@ -144,7 +148,7 @@ def test_statistics_merge_exactly(level, odd):
 
     def part(i: int, j: int) -> CorrectionStats:
         at = slice(int(length_B[:i].sum()), int(length_B[:j].sum()))
-        rules = [RejectRule(Level.geometric, 0.9, 1.1)]
+        rules = [RejectRule.ratio(Level.geometric, 0.9, 1.1)]
         return measure(
             correct(numerator[at], rollout[at], mask[at], length_B[i:j], weight=weight, reject=rules, veto=0.1)
         )
@@ -230,7 +234,7 @@ def test_blocks_and_threads_change_nothing(odd, monkeypatch):
 
 def test_every_metric_stands_in_the_docs():
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    for mode, rules, veto in itertools.product(TisMode, [[], [RejectRule(Level.token, 0.5, 2.0)]], [None, 0.1]):
+    for mode, rules, veto in itertools.product(TisMode, [[], [RejectRule.ratio(Level.token, 0.5, 2.0)]], [None, 0.1]):
         done = correct(*batch(0), weight=WeightRule(Level.token, mode, 0.5, 2.0), reject=rules, veto=veto)
         for name in measure(done).as_dict():
             assert f"`{name}`" in page, name

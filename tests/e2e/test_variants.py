@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from e2e.program import BATCH, VARIED, Program, lines, logged, rows, series, status, wait_until
 
-ALGOS = ("standard", "bypass", "decoupled", "reinforce")
+ALGOS = ("standard", "bypass", "decoupled", "on_policy", "reinforce")
 SMALL = (*BATCH, *VARIED, "evaluation.every=0")
 TRANSFORMERS = ("rollout=transformers", *SMALL)
 

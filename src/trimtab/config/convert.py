@@ -10,17 +10,21 @@ from typing import Any, Mapping, TypeVar, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trimtab.config.schema import twin
+from trimtab.config.schema import item_of, twin
 from trimtab.errors import ConfigError
-from trimtab.spec import RunSpec
+from trimtab.spec import MethodSpec, RunSpec
 
 T = TypeVar("T")
 
 
 def to_spec(config: DictConfig) -> RunSpec:
     """The frozen spec of a composed config, interpolations resolved."""
-    plain = OmegaConf.to_container(config, resolve=True, enum_to_str=False)
-    return _build(RunSpec, plain, "")
+    return _build(RunSpec, OmegaConf.to_container(config, resolve=True, enum_to_str=False), "")
+
+
+def to_method(config: DictConfig) -> MethodSpec:
+    """The same of a config of the sections ``algo``, ``mis`` and ``loss`` alone."""
+    return _build(MethodSpec, OmegaConf.to_container(config, resolve=True, enum_to_str=False), "")
 
 
 def _build(frozen: type[T], values: Any, prefix: str) -> T:
@@ -32,11 +36,15 @@ def _build(frozen: type[T], values: Any, prefix: str) -> T:
     for name in names:
         if name not in values:
             raise ConfigError(f"{prefix}{name} is missing (deleted with ~?); every option has a value; leave ~ out")
-    made = {
-        name: _build(hints[name], values[name], f"{prefix}{name}.") if is_dataclass(hints[name]) else values[name]
-        for name in names
-    }
-    return frozen(**made)
+    return frozen(**{name: _made(hints[name], values[name], f"{prefix}{name}") for name in names})
+
+
+def _made(hint: Any, value: Any, key: str) -> Any:
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _build(hint, value, f"{key}.")
+    if item := item_of(hint):
+        return [_build(item, one, f"{key}[{i}].") for i, one in enumerate(value)]
+    return value
 
 
 def to_dict(spec: RunSpec) -> dict[str, Any]:

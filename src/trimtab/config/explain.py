@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from trimtab.config.groups import choices, defaults, group_names
 from trimtab.config.keys import Option, options, sections, written
 from trimtab.config.schema import twin
-from trimtab.spec import RunSpec
+from trimtab.spec import RejectSpec, RunSpec
 
 # What Hydra raises for a config it refuses; ValueError for veto=1e-4 or veto=null, which are no names of choices;
 # OverflowError for a whole number that no float can hold.
@@ -133,20 +133,41 @@ def _choice(group: str, value: Any) -> list[str]:
         mend = f"for example {group}={(names or [written(defaults()[group])])[0]}"
         if len(names) > 1:
             mend = f"for a sweep: -m {group}={','.join(names)}"
-        return [f"{group}={written(value)} is refused; allowed: one of {', '.join(allowed)}; {mend}"]
+        return [f"{group}={written(value)} is refused; allowed: one of {_listed(group, '')}; {mend}"]
     if value is not None and str(value) in allowed:
         return []
-    close = get_close_matches(str(value), allowed, 1, 0.3) or list(allowed)
-    line = f"{group}={written(value)} is refused; allowed: {', '.join(allowed)}; for example {group}={close[0]}"
+    close = closest(written(value), allowed)
+    line = f"{group}={written(value)} is refused; allowed: {_listed(group, close)}; for example {group}={close}"
     if group == "veto" and isinstance(value, float):
         line += f" (any other number: mis.rs_veto_threshold={written(value)})"
     return [line]
+
+
+def closest(given: str, allowed: Sequence[str]) -> str:
+    """The allowed name most like ``given``; of its family (before the slash) if it names one, the default of that."""
+    if f"{given}/default" in allowed:
+        return f"{given}/default"
+    family = [name for name in allowed if name.partition("/")[0] == given.partition("/")[0]]
+    found = get_close_matches(given, family or allowed, 1, 0.3)
+    return (found or family or list(allowed))[0]
+
+
+def _listed(group: str, close: str) -> str:
+    """A group's choices; of many in families, the families, and all of the one that ``close`` is of."""
+    allowed = choices(group)
+    families = [name.partition("/")[0] for name in allowed if "/" in name]
+    if not families:
+        return ", ".join(allowed)
+    mine = [name for name in allowed if "/" not in name or name.partition("/")[0] == close.partition("/")[0]]
+    return ", ".join([*mine, *(f"{f}/…" for f in dict.fromkeys(families) if f != close.partition("/")[0])])
 
 
 def _value(option: Option, value: Any, added: bool) -> list[str]:
     key, given = option.key, written(value)
     if option.type is int and isinstance(value, float):
         given = repr(value)  # 1e9 written short would look like a whole number
+    if isinstance(value, dict) and option.type is Any:
+        return [f"{key}={given} is refused; allowed: {KINDS[str(Any)]}; for example {key}=all"]
     if isinstance(value, dict) and not added:
         first = next(iter(value), "name")
         return [f"{key}={given} is refused; allowed: +{key}.NAME=VALUE for each; for example +{key}.{first}=1"]
@@ -174,6 +195,8 @@ KINDS = {
     str(List[float]): "a list of numbers",
     str(List[str]): "a list of texts",
     str(Dict[str, Any]): "names and values",
+    str(Any): "all, a preset, or a list of presets",
+    str(List[RejectSpec]): "a list of rules such as {statistic:k3,level:sequence,over_tokens:mean,upper:0.01}",
 }
 FREE = "task.options."  # names below it are the user's own
 EXAMPLES = {float: "1.0", str: "text"}

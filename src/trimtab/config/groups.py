@@ -26,6 +26,12 @@ def choices(group: str) -> tuple[str, ...]:
 
 
 @cache
+def recipes() -> tuple[str, ...]:
+    """The presets that are whole methods: all but ``none`` and the systems' conventions, which lack a correction."""
+    return tuple(name for name in choices("preset") if name != "none" and not name.endswith("/conventions"))
+
+
+@cache
 def defaults() -> dict[str, Optional[str]]:
     """The choice that each group has when none is given, in the order of conf/config.yaml."""
     entries = OmegaConf.to_object(OmegaConf.select(OmegaConf.load(CONF / "config.yaml"), "defaults"))

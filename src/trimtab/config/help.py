@@ -1,15 +1,20 @@
-"""The tables of ``python -m run --help``, made from ``spec.py`` and the folders of conf/."""
+"""The tables of ``python -m run --help``, made from ``trimtab.spec`` and the folders of conf/."""
 
 from __future__ import annotations
+
+from itertools import groupby
+from textwrap import wrap
 
 from trimtab.config.groups import choices, defaults, group_names
 from trimtab.config.keys import Option, options, written
 
 KEYS = (
-    "seed", "steps", "run_dir", "resume", "algo.metrics_only",
+    "seed", "steps", "run_dir", "resume", "shadow", "algo.metrics_only",
     "mis.tis_mode", "mis.tis_level", "mis.tis_lower_bound", "mis.tis_upper_bound", "mis.tis_batch_normalize",
     "mis.use_rs", "mis.rs_level", "mis.rs_lower_bound", "mis.rs_upper_bound", "mis.rs_veto_threshold",
-    "loss.clip_low", "loss.clip_high", "loss.aggregate", "loss.denominator", "loss.reject_terms", "loss.kl_coef",
+    "mis.reject", "mis.m2_threshold",
+    "loss.name", "loss.ratio_level", "loss.clip_low", "loss.clip_high", "loss.aggregate", "loss.denominator",
+    "loss.reject_terms", "loss.kl_coef",
     "rollout.batch_size", "rollout.group_size", "rollout.max_tokens", "rollout.temperature", "rollout.dtype",
     "policy.path", "policy.dtype", "policy.device", "task.difficulty", "task.path",
     "optim.lr", "optim.epochs", "optim.minibatches", "evaluation.every", "checkpoint.every",
@@ -33,6 +38,8 @@ Examples
   python -m run                                            the default: tiny model, vLLM, token weights
   python -m run algo=decoupled level=geometric rs=geometric veto=at_1e-4 seed=1
   python -m run preset=miles/default mis.tis_upper_bound=3
+  python -m run 'mis.reject=[{{statistic:k3,level:sequence,over_tokens:mean,upper:0.01}}]'
+  python -m run algo=reinforce 'shadow=[verl/bypass_pg_is,prime_rl/dppo]'
   python -m run policy=smollm2 rollout=transformers rollout.batch_size=32 steps=50
   python -m run debug=smoke algo=bypass run_dir=/tmp/try   two small steps: does it run?
   python -m run sweep=levels                               a study of sweeps/
@@ -57,8 +64,10 @@ def groups_table() -> str:
     """One line a group: its name and choices, a star at the default."""
     chosen, lines = defaults(), []
     for group in sorted(group_names(), key=lambda g: list(chosen).index(g)):
-        names = (f"{name}*" if name == chosen[group] else name for name in choices(group))
-        lines.append(f"  {group:10} {' '.join(names)}")
+        names = [f"{name}*" if name == chosen[group] else name for name in choices(group)]
+        families = groupby(names, key=lambda name: name.rpartition("/")[0])
+        rows = [row for _, family in families for row in wrap(" ".join(family), 105, break_on_hyphens=False)]
+        lines += [f"  {group if i == 0 else '':10} {row}" for i, row in enumerate(rows)]
     return "\n".join(lines)
 
 

@@ -29,8 +29,14 @@ class Option:
 
 @cache
 def options() -> Mapping[str, Option]:
-    """Every option by its dotted key, in the order of ``spec.py``."""
+    """Every option by its dotted key, in the order of ``trimtab.spec``."""
     return {option.key: option for option in _walk(RunSpec, RunSpec(), "")}
+
+
+@cache
+def fields_of(item: type) -> tuple[Option, ...]:
+    """The options of one item of a list, such as a rule of ``mis.reject``; keys without the list's."""
+    return tuple(_walk(item, item(), ""))
 
 
 @cache
@@ -86,6 +92,9 @@ def written(value: Any) -> str:
             return f"{value:.12g}"
         case list() | tuple():
             return "[" + ",".join(written(v) for v in value) + "]"
+        case _ if is_dataclass(value):
+            given = {f.name: (getattr(value, f.name), f.default) for f in fields(value)}
+            return written({name: one for name, (one, default) in given.items() if one != default})
         case dict():
             return "{" + ",".join(f"{k}:{written(v)}" for k, v in value.items()) + "}"
         case _:

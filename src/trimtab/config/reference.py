@@ -1,17 +1,19 @@
-"""docs/options.md, rendered from ``spec.py``: ``python -m trimtab.config.reference > docs/options.md``."""
+"""docs/options.md, rendered from ``trimtab.spec``: ``python -m trimtab.config.reference > docs/options.md``."""
 
 from __future__ import annotations
 
 import math
 from itertools import groupby
+from typing import Any
 
-from trimtab.config.keys import Option, options, written
+from trimtab.config.keys import Option, fields_of, options, written
 from trimtab.config.ranges import RANGES
+from trimtab.spec import RejectSpec
 
 HEAD = """\
 # Options
 
-Made from `src/trimtab/spec.py` by `python -m trimtab.config.reference > docs/options.md`; don't edit.
+Made from `src/trimtab/spec/` by `python -m trimtab.config.reference > docs/options.md`; don't edit.
 
 Each is typed as `KEY=VALUE` behind `python -m run`. An empty default means: none, or resolved from other options
 (`python -m run --cfg job` prints what was typed, `config.yaml` of a run what it resolved to). What an option means for
@@ -22,7 +24,8 @@ a method stands in [methods.md](methods.md), the choices of groups in `python -m
 def page() -> str:
     """The whole page: one table a section, one row an option."""
     sections = groupby(options().values(), key=lambda option: option.key.rpartition(".")[0])
-    return "\n".join([HEAD, *(_section(name, list(found)) for name, found in sections)])
+    tables = [_section(name, list(found)) for name, found in sections]
+    return "\n".join([HEAD, *tables, _section("one rule of mis.reject", [*fields_of(RejectSpec)])])
 
 
 def _section(name: str, found: list[Option]) -> str:
@@ -40,6 +43,8 @@ def _takes(option: Option) -> str:
     if option.choices:
         return ", ".join(f"`{choice}`" for choice in option.choices)
     kinds = {bool: "true, false", int: "integer", float: "number", str: "text"}
+    if option.type is Any:
+        return "`all`, a preset, or a list of presets"
     kind = kinds.get(option.type, "list" if "List" in str(option.type) else "mapping")
     allowed = RANGES.get(option.key)
     return kind if allowed is None or math.isinf(allowed.low) else f"{kind} {allowed}"

@@ -1,7 +1,5 @@
-"""Derived defaults and what an algorithm does not read: the one home of both.
-
-``unread`` lists, stage by stage, the keys that have no effect and why; ``resolve`` sets them to canonical
-values and then fills the empty ones, so that two configs that do the same become equal and hash the same.
+"""Derived defaults: the one home. ``resolve`` also sets keys that nothing reads to canonical values (``unread.py``), so
+that two configs that do the same become equal and hash the same.
 """
 
 from __future__ import annotations
@@ -9,27 +7,26 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping, Optional
+from dataclasses import replace
+from typing import Any, Mapping, Optional
 
 from trimtab.config.convert import to_dict
-from trimtab.config.keys import options, value_of, with_values, written
+from trimtab.config.groups import recipes
+from trimtab.config.keys import options, with_values
+from trimtab.config.unread import FIRST, RS, STAGES, rejects
 from trimtab.spec import (
     Aggregate,
     Algo,
     Dtype,
-    Engine,
     Level,
-    Match,
-    Mismatch,
     Numerator,
-    PolicyKind,
+    Pair,
     PromptStyle,
+    Proximal,
+    RejectSpec,
     RunSpec,
-    Scale,
-    TaskName,
+    Statistic,
     TisMode,
-    TrackerName,
 )
 
 # Bounds left empty: a geometric mean over a response stays within a few thousandths of 1 where tokens move by
@@ -40,182 +37,19 @@ BOUNDS: Mapping[Level, tuple[float, float]] = {
     Level.geometric: (0.999, 1.001),
 }
 
-TIS = ("mis.tis_level", "mis.tis_lower_bound", "mis.tis_upper_bound", "mis.tis_batch_normalize")
-RS = ("mis.rs_level", "mis.rs_lower_bound", "mis.rs_upper_bound")
-MIS = ("mis.tis_mode", *TIS, "mis.use_rs", *RS, "mis.rs_veto_threshold", "mis.numerator")
-
 # What cannot change a number of the training run.
 UNHASHED = (
-    "run_dir", "resume", "policy.cache_dir", "rollout.record_every",
+    "run_dir", "resume", "shadow", "shadow_gradient_every", "policy.cache_dir", "rollout.record_every",
     "tracker.name", "tracker.project", "tracker.entity", "tracker.group", "tracker.tags",
     "checkpoint.every", "checkpoint.keep", "debug.anomaly",
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Unread:
-    """Keys without effect and the reason; each becomes its schema default unless ``values`` says otherwise."""
-
-    reason: str
-    keys: tuple[str, ...]
-    values: Mapping[str, Any] = field(default_factory=dict)
-    quiet: bool = False  # not worth a note: the value was read before it was dropped
-
-    def canonical(self) -> dict[str, Any]:
-        """The value each key takes."""
-        return {key: self.values.get(key, options()[key].default) for key in self.keys}
-
-
-Stage = Callable[[RunSpec], list[Unread]]
-OFF: Mapping[str, Any] = {"mis.tis_mode": TisMode.off}
-
-
-def _algo(spec: RunSpec) -> list[Unread]:
-    match spec.algo.name:
-        case Algo.standard:
-            return [Unread("algo=standard reads no mis.* key", MIS, OFF)]
-        case Algo.bypass:
-            why = "algo=bypass reads no tis_* key: its PPO ratio current/rollout already is the importance weight"
-            return [Unread(why, ("mis.tis_mode", *TIS), OFF)]
-        case Algo.reinforce:
-            why = "algo=reinforce has no PPO clip"
-            return [Unread(why, ("loss.clip_low", "loss.clip_high", "loss.dual_clip"))]
-        case Algo.decoupled:
-            return []
-
-
-def _mis(spec: RunSpec) -> list[Unread]:
-    found: list[Unread] = []
-    if spec.mis.tis_mode is TisMode.off:
-        found.append(Unread("tis_mode=off has no weights", TIS))
-    if spec.mis.tis_mode is TisMode.truncate:
-        passed_on = spec.mis.use_rs and spec.mis.rs_level is spec.mis.tis_level and spec.mis.rs_lower_bound is None
-        found.append(Unread("tis_mode=truncate has no lower bound", ("mis.tis_lower_bound",), quiet=passed_on))
-    if not spec.mis.use_rs:
-        found.append(Unread("mis.use_rs=false rejects nothing", RS))
-    if spec.mis.tis_mode is TisMode.off and not rejects(spec):
-        found.append(Unread("there is no correction to measure only", ("algo.metrics_only",)))
-    return found
-
-
-def _loss(spec: RunSpec) -> list[Unread]:
-    loss, found = spec.loss, []
-    keys = ("loss.denominator", "loss.reject_terms")
-    if not rejects(spec):
-        found.append(Unread("nothing is rejected (tis_mode is not mask, rs=none, veto=none)", keys))
-    elif spec.algo.metrics_only:
-        found.append(Unread("algo.metrics_only=true rejects nothing from the loss", keys))
-    elif loss.kl_coef == 0 and loss.entropy_coef == 0:
-        found.append(Unread("the policy term is the only one (no KL, no entropy)", ("loss.reject_terms",)))
-    if loss.kl_coef == 0:
-        found.append(Unread("loss.kl_coef=0", ("loss.kl_value", "loss.kl_gradient", "loss.kl_importance")))
-    if loss.aggregate is not Aggregate.sequence_sum:
-        found.append(Unread(f"loss.aggregate={loss.aggregate.name} has no constant", ("loss.sum_constant",)))
-    if spec.advantage.scale is Scale.none:
-        found.append(Unread("advantage.scale=none divides by nothing", ("advantage.epsilon",)))
-    return found
-
-
-def _mismatch(spec: RunSpec) -> list[Unread]:
-    if spec.mismatch.kind is Mismatch.none:
-        return [Unread("mismatch=none injects nothing", ("mismatch.strength",))]
-    if spec.mismatch.strength == 0:
-        return [Unread("mismatch.strength=0 injects nothing", ("mismatch.kind",))]
-    return []
-
-
-def _rollout(spec: RunSpec) -> list[Unread]:
-    engine, found = spec.rollout.engine, []
-    vllm = ("prefix_caching", "async_scheduling", "enforce_eager", "kv_cache_gib", "gpu_memory_utilization")
-    if engine is not Engine.vllm:
-        found.append(Unread(f"rollout={engine.name} is not vLLM", _under("rollout", *vllm)))
-    if engine is not Engine.replay:
-        found.append(Unread(f"rollout={engine.name} replays nothing", ("rollout.path",)))
-    if engine is Engine.replay:
-        why = "rollout=replay has no model to sample from or to probe"
-        keys = ("evaluation.every", *_under("rollout", "probe_every", "dtype", "max_num_seqs", "max_model_len"))
-        found.append(Unread(why, keys, {"rollout.probe_every": 0, "evaluation.every": 0}))
-    return found
-
-
-def _probe(spec: RunSpec) -> list[Unread]:
-    if spec.rollout.probe_every == 0:
-        return [Unread("rollout.probe_every=0 never probes", ("rollout.probe_sequences", "rollout.probe_bound"))]
-    return []
-
-
-def _policy(spec: RunSpec) -> list[Unread]:
-    kind, found = spec.policy.kind, []
-    if kind is not PolicyKind.hf:
-        found.append(Unread(f"policy={kind.name} brings its own model", ("policy.path",)))
-    if kind is not PolicyKind.tiny:
-        found.append(Unread(f"policy={kind.name} is not warmed up", ("policy.warmup_accuracy",)))
-    if spec.policy.dtype is Dtype.float32:
-        found.append(Unread("policy.dtype=float32 has its head in float32 already", ("policy.fp32_head",)))
-    return found
-
-
-def _task(spec: RunSpec) -> list[Unread]:
-    readers: Mapping[str, tuple[TaskName, ...]] = {
-        "difficulty": (TaskName.arithmetic,),
-        "style": (TaskName.arithmetic, TaskName.reasoning_gym, TaskName.jsonl, TaskName.hf),
-        "train_size": (TaskName.arithmetic, TaskName.reasoning_gym),
-        "eval_size": (TaskName.arithmetic, TaskName.reasoning_gym, TaskName.jsonl, TaskName.hf),
-        "path": (TaskName.jsonl, TaskName.hf, TaskName.custom),
-        "eval_path": (TaskName.jsonl,),
-        "subset": (TaskName.hf,),
-        "split": (TaskName.hf,),
-        "eval_split": (TaskName.hf,),
-        "prompt_key": (TaskName.jsonl, TaskName.hf),
-        "answer_key": (TaskName.jsonl, TaskName.hf),
-        "match": (TaskName.jsonl, TaskName.hf),
-        "generator": (TaskName.reasoning_gym,),
-        "options": (TaskName.reasoning_gym, TaskName.custom),
-    }
-    task = spec.task
-    unread = _under("task", *(key for key, names in readers.items() if task.name not in names))
-    found = [Unread(f"task={task.name.name} has no use for it", unread)]
-    if task.match is not Match.regex or "task.match" in unread:
-        found.append(Unread("task.match is not regex", ("task.pattern",)))
-    if "task.style" in unread:
-        found.append(Unread(f"task={task.name.name} writes its own prompts", ("task.shots", "task.system")))
-    if task.style is not PromptStyle.few_shot:
-        found.append(Unread(f"task.style={task.style.name} shows no examples", ("task.shots",)))
-    if task.style is not PromptStyle.chat:
-        found.append(Unread(f"task.style={task.style.name} has no system message", ("task.system",)))
-    return found
-
-
-def _rest(spec: RunSpec) -> list[Unread]:
-    found: list[Unread] = []
-    if spec.evaluation.every and not spec.evaluation.greedy and not spec.evaluation.samples:
-        found.append(Unread("nothing to evaluate with", ("evaluation.every",), {"evaluation.every": 0}))
-    if spec.evaluation.every == 0 or found:
-        found.append(Unread("evaluation.every=0 never evaluates", ("evaluation.greedy", "evaluation.samples")))
-    if spec.tracker.name is not TrackerName.wandb:
-        keys = _under("tracker", "project", "entity", "group", "tags")
-        found.append(Unread(f"tracker={spec.tracker.name.name} is not wandb", keys))
-    return found
-
-
-# Each stage sees what the ones before it left: bypass switches tis_mode off, and then tis_level goes too.
-STAGES: tuple[Stage, ...] = (_algo, _mis, _loss, _mismatch, _rollout, _probe, _policy, _task, _rest)
-
-
-def _under(section: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"{section}.{name}" for name in names)
-
-
-def rejects(spec: RunSpec) -> bool:
-    """Whether any rule can reject a token."""
-    mis = spec.mis
-    return mis.tis_mode is TisMode.mask or mis.use_rs or mis.rs_veto_threshold is not None
-
-
 def resolve(spec: RunSpec) -> RunSpec:
     """Unread keys made canonical, empty ones filled in. Resolving twice changes nothing more."""
-    algo = {key: value for unread in _algo(spec) for key, value in unread.canonical().items()}
-    spec = with_values(spec, algo)
+    for stage in FIRST:
+        for unread in stage(spec):
+            spec = with_values(spec, unread.canonical())
     spec = with_values(spec, _bounds(spec))  # before truncate drops the lower bound that rs may fall back to
     for stage in STAGES:
         for unread in stage(spec):
@@ -227,7 +61,8 @@ def _bounds(spec: RunSpec) -> dict[str, Any]:
     """The four bounds; rs takes those given for tis when both are at one level, else its level's own."""
     mis, given = spec.mis, (spec.mis.tis_lower_bound, spec.mis.tis_upper_bound)
     tis = _pair(*given, BOUNDS[mis.tis_level])
-    shared = mis.tis_mode is not TisMode.off and mis.rs_level is mis.tis_level and given != (None, None)
+    bounded = mis.tis_mode not in (TisMode.off, TisMode.unbounded)
+    shared = bounded and mis.rs_level is mis.tis_level and given != (None, None)
     lower, upper = mis.rs_lower_bound, mis.rs_upper_bound
     if shared:
         rs = (tis[0] if lower is None else lower, tis[1] if upper is None else upper)
@@ -246,6 +81,10 @@ def _pair(lower: Optional[float], upper: Optional[float], table: tuple[float, fl
 
 def _filled(spec: RunSpec) -> dict[str, Any]:
     values: dict[str, Any] = {}
+    if named := shadows(spec):
+        values["shadow"] = named
+    if spec.mis.reject:
+        values["mis.reject"] = [_filled_rule(rule, spec.algo.name) for rule in spec.mis.reject]
     if spec.mis.numerator is None and spec.algo.name is not Algo.standard:
         values["mis.numerator"] = Numerator.proximal if spec.algo.name is Algo.decoupled else Numerator.current
     if spec.loss.aggregate is Aggregate.sequence_sum and spec.loss.sum_constant is None:
@@ -255,6 +94,26 @@ def _filled(spec: RunSpec) -> dict[str, Any]:
     if spec.rollout.probe_every and spec.rollout.probe_bound is None:
         values["rollout.probe_bound"] = probe_bound(spec.rollout.dtype, spec.policy.dtype)
     return values
+
+
+def _filled_rule(rule: RejectSpec, algo: Algo) -> RejectSpec:
+    """The rule with its policies named; a ratio has no lower bound at 0."""
+    pair = rule.pair or (Pair.proximal_rollout if algo is Algo.decoupled else Pair.current_rollout)
+    unbounded = rule.statistic is Statistic.ratio and rule.lower == 0 and rule.upper is not None
+    return replace(rule, pair=pair, lower=None if unbounded else rule.lower)
+
+
+def shadows(spec: RunSpec) -> list[Any]:
+    """The presets of ``shadow``, each once; what is no name at all is left for the rules to refuse."""
+    match spec.shadow:
+        case "all":
+            return list(recipes())
+        case list() as names if all(isinstance(name, str) for name in names):
+            return list(dict.fromkeys(recipes() if "all" in names else names))
+        case list() as names:
+            return names
+        case other:
+            return [other]
 
 
 def probe_bound(rollout: Dtype, policy: Dtype) -> float:
@@ -273,28 +132,12 @@ def probe_bound(rollout: Dtype, policy: Dtype) -> float:
             return 1e-3
 
 
-def ignored(spec: RunSpec) -> list[str]:
-    """One line for each reason why keys that are set away from their default have no effect."""
-    lines: list[str] = []
-    for stage in STAGES:
-        for unread in stage(spec):
-            canonical = unread.canonical()
-            lost = [
-                f"{key}={written(value_of(spec, key))}"
-                for key in unread.keys
-                if value_of(spec, key) not in (options()[key].default, canonical[key])
-            ]
-            if lost and not unread.quiet:
-                lines.append(f"{unread.reason}: {', '.join(lost)} {'has' if len(lost) == 1 else 'have'} no effect")
-            spec = with_values(spec, canonical)
-    return lines
-
-
 def config_hash(spec: RunSpec) -> str:
     """16 hex digits that are equal for configs that train the same: seed included, places and trackers not."""
     spec = resolve(spec)
     mis = spec.mis
-    if spec.algo.name is Algo.decoupled and mis.tis_mode is TisMode.off and not rejects(spec):
+    forwards = spec.algo.proximal is Proximal.recompute
+    if spec.algo.name is Algo.decoupled and forwards and mis.tis_mode is TisMode.off and not rejects(spec):
         spec = resolve(with_values(spec, {"algo.name": Algo.standard}))  # no weight, nothing rejected: the same loss
     plain = to_dict(with_values(spec, {key: options()[key].default for key in UNHASHED}))
     plain = _finite(plain) | {"task": _finite(plain["task"]) | {"options": _exact(plain["task"]["options"])}}

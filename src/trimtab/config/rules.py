@@ -7,12 +7,16 @@ import os
 import re
 from typing import Callable, Iterable, Iterator, Optional
 
+from trimtab.config.explain import closest
+from trimtab.config.groups import recipes
 from trimtab.config.keys import options, value_of, with_values, written
 from trimtab.config.places import is_data, is_file, is_importable, is_model
 from trimtab.config.ranges import RANGES, ranges, wrong
+from trimtab.config.rejection import rejection
 from trimtab.config.resolve import resolve
 from trimtab.errors import ConfigError
 from trimtab.spec import (
+    Aggregate,
     Algo,
     Attention,
     Baseline,
@@ -21,9 +25,11 @@ from trimtab.spec import (
     Engine,
     Level,
     LogprobsMode,
+    LossName,
     Match,
     Mismatch,
     Numerator,
+    Overlong,
     PolicyKind,
     PromptStyle,
     RunSpec,
@@ -84,7 +90,7 @@ def batches(spec: RunSpec) -> Iterator[str]:
 def numerator(spec: RunSpec) -> Iterator[str]:
     """Bypass has no proximal policy of its own; decoupled is defined by weighting with it."""
     algo, given = spec.algo.name, spec.mis.numerator
-    if algo in (Algo.bypass, Algo.reinforce) and given is Numerator.proximal:
+    if algo in (Algo.bypass, Algo.on_policy) and given is Numerator.proximal:
         yield wrong(
             "mis.numerator",
             given,
@@ -93,7 +99,7 @@ def numerator(spec: RunSpec) -> Iterator[str]:
         )
     if algo is Algo.decoupled and given is Numerator.current:
         allowed = "proximal with algo=decoupled, whose PPO ratio covers current/proximal already"
-        yield wrong("mis.numerator", given, allowed, "mis.numerator=proximal (or algo=reinforce)")
+        yield wrong("mis.numerator", given, allowed, "mis.numerator=proximal (or algo=on_policy)")
 
 
 def bounds(spec: RunSpec) -> Iterator[str]:
@@ -119,6 +125,50 @@ def bounds(spec: RunSpec) -> Iterator[str]:
 def _example(stage: str, level: Level) -> str:
     lower, upper = (0.999, 1.001) if level is Level.geometric else (0.5, 2)
     return f"mis.{stage}_lower_bound={lower} mis.{stage}_upper_bound={upper}"
+
+
+def reach(spec: RunSpec) -> Iterator[str]:
+    """A weight's safety clamp leaves room for its bounds; else they would never bite."""
+    mis, clamp = spec.mis, spec.mis.log_ratio_clamp
+    if clamp is None or mis.tis_mode not in (TisMode.truncate, TisMode.clip):
+        return
+    farthest = max(abs(math.log(b)) for b in (mis.tis_lower_bound or 1.0, mis.tis_upper_bound or 1.0))
+    if farthest > clamp:
+        allowed = f">= {farthest:.4g}, which the bounds of the weights reach, or null"
+        yield wrong("mis.log_ratio_clamp", clamp, allowed, "mis.log_ratio_clamp=null")
+
+
+def losses(spec: RunSpec) -> Iterator[str]:
+    """What only some losses can do, and what needs whole groups."""
+    loss, mis = spec.loss, spec.mis
+    if loss.name is LossName.vespo and mis.tis_mode is not TisMode.off and mis.tis_level is not Level.token:
+        allowed = "token with loss.name=vespo, which multiplies the weights of a response's tokens itself"
+        yield wrong("mis.tis_level", mis.tis_level, allowed, "mis.tis_level=token")
+    if loss.name is LossName.ppo_clip and loss.ratio_cap is not None and loss.ratio_cap < 1 + loss.clip_high:
+        allowed = f">= {written(1 + loss.clip_high)}, the upper bound of loss.clip_high={written(loss.clip_high)}"
+        yield wrong("loss.ratio_cap", loss.ratio_cap, allowed, f"loss.ratio_cap={written(2 * (1 + loss.clip_high))}")
+    if loss.aggregate is Aggregate.group_mean and spec.optim.minibatches > 1:
+        allowed = f"token_mean, sequence_mean, sequence_sum with optim.minibatches={spec.optim.minibatches}, which cut "
+        allowed += "the groups that group_mean takes its mean over"
+        yield wrong("loss.aggregate", loss.aggregate, allowed, "optim.minibatches=1 (or loss.aggregate=token_mean)")
+
+
+def overlong(spec: RunSpec) -> Iterator[str]:
+    """The reward falls over a last part of what a response may be long."""
+    buffer, longest = spec.advantage.overlong_buffer, spec.rollout.max_tokens
+    if spec.advantage.overlong is Overlong.punish and not 0 < buffer <= longest:
+        allowed = f">= 1 and <= rollout.max_tokens={longest} with advantage.overlong=punish"
+        mend = f"advantage.overlong_buffer={max(1, longest // 5)}"
+        yield wrong("advantage.overlong_buffer", buffer, allowed, mend)
+
+
+def shadow(spec: RunSpec) -> Iterator[str]:
+    """Presets by name."""
+    for name in spec.shadow:  # resolved: a list
+        if name not in recipes():
+            close = closest(written(name), recipes())
+            yield wrong("shadow", name, "all, a preset, or a list of presets (python -m run --help names them)",
+                        f"shadow={close}")  # fmt: skip
 
 
 def engine(spec: RunSpec) -> Iterator[str]:
@@ -215,6 +265,14 @@ def betas(spec: RunSpec) -> Iterator[str]:
         yield wrong("optim.betas", given, "two numbers >= 0 and < 1", "optim.betas=[0.9,0.99]")
 
 
+def vespo(spec: RunSpec) -> Iterator[str]:
+    """An exponent and a rate for each sign of the advantage."""
+    for key, given in (("positive", spec.loss.vespo_positive), ("negative", spec.loss.vespo_negative)):
+        if len(given) != 2 or not all(0 < x < math.inf for x in given):
+            good = written(options()[f"loss.vespo_{key}"].default)
+            yield wrong(f"loss.vespo_{key}", given, "two numbers > 0, exponent and rate", f"loss.vespo_{key}={good}")
+
+
 def resume(spec: RunSpec) -> Iterator[str]:
     """A word, or a folder that is there."""
     if spec.resume not in ("no", "auto") and not os.path.isdir(os.path.expanduser(spec.resume)):
@@ -222,8 +280,10 @@ def resume(spec: RunSpec) -> Iterator[str]:
 
 
 # What each option may hold is judged as given, even where nothing reads it; agreement only where options are in force.
-AS_GIVEN: tuple[Rule, ...] = (betas, full_support, batches, resume)
-IN_FORCE: tuple[Rule, ...] = (numerator, bounds, engine, policy, task, pattern)
+AS_GIVEN: tuple[Rule, ...] = (betas, vespo, full_support, batches, resume)
+IN_FORCE: tuple[Rule, ...] = (
+    shadow, numerator, bounds, reach, rejection, losses, overlong, engine, policy, task, pattern,
+)  # fmt: skip
 
 
 def check(spec: RunSpec) -> None:

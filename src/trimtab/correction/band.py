@@ -1,4 +1,4 @@
-"""Where ratios stand to a pair of bounds."""
+"""Where values stand to a pair of bounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from trimtab.correction.level import level_log_ratio, level_ratio
+from trimtab.correction.level import level_ratio
 from trimtab.correction.log_ratio import LogRatio
 from trimtab.errors import ConfigError
 from trimtab.spec import Level
@@ -15,47 +15,55 @@ from trimtab.spec import Level
 
 @dataclass(frozen=True)
 class Band:
-    """Ratios (L: M tokens or B rows, unclamped) against lower and upper; each answer is computed when asked for.
+    """Values (L: M tokens or B rows, unclamped) against lower and upper; each answer is computed when asked for.
 
-    A missing token is inside whatever the bounds, an infinite log-ratio is never inside.
+    ``exempt_L`` (a missing token, a row that a rule does not look at) is inside whatever the bounds, otherwise
+    ``infinite_L`` is never inside. ``lowest_L``: where a row's tokens have a value each, the smallest; ``value_L`` is
+    then the largest.
     """
 
-    ratio_L: Tensor
+    value_L: Tensor
     lower: float
     upper: float
-    missing_L: Tensor | None
+    exempt_L: Tensor | None
     infinite_L: Tensor | None
+    lowest_L: Tensor | None = None
+
+    @property
+    def _low_end_L(self) -> Tensor:
+        return self.value_L if self.lowest_L is None else self.lowest_L
 
     @cached_property
     def inside_L(self) -> Tensor:
-        """lower <= ratio <= upper, both inclusive."""
-        inside_L = (self.ratio_L >= self.lower) & (self.ratio_L <= self.upper)
+        """lower <= value <= upper, both inclusive."""
+        inside_L = (self._low_end_L >= self.lower) & (self.value_L <= self.upper)
         if self.infinite_L is not None:
             inside_L &= ~self.infinite_L
-        return inside_L if self.missing_L is None else inside_L | self.missing_L
+        return inside_L if self.exempt_L is None else inside_L | self.exempt_L
 
     @cached_property
     def low_L(self) -> Tensor:
-        """ratio < lower."""
-        return self._known(self.ratio_L < self.lower)
+        """value < lower."""
+        return self._judged(self._low_end_L < self.lower)
 
     @cached_property
     def high_L(self) -> Tensor:
-        """ratio > upper."""
-        return self._known(self.ratio_L > self.upper)
+        """value > upper."""
+        return self._judged(self.value_L > self.upper)
 
-    def _known(self, flag_L: Tensor) -> Tensor:
-        return flag_L if self.missing_L is None else flag_L & ~self.missing_L
+    def _judged(self, flag_L: Tensor) -> Tensor:
+        return flag_L if self.exempt_L is None else flag_L & ~self.exempt_L
 
 
 def band(given: LogRatio, level: Level, lower: float, upper: float) -> Band:
     """The ratios of ``level`` against bounds; compared as the weights the caller gets (see ``level_ratio``)."""
+    token = level is Level.token
     return Band(
-        ratio_L=level_ratio(given, level),
+        value_L=level_ratio(given, level),
         lower=lower,
         upper=upper,
-        missing_L=given.missing_M if level is Level.token else None,
-        infinite_L=None if given.infinite_M is None else level_log_ratio(given, level).isinf(),
+        exempt_L=given.missing_M if token else None,
+        infinite_L=given.infinite_M if token else given.infinite_B,
     )
 
 

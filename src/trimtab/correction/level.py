@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from trimtab.correction.log_ratio import LogRatio
-from trimtab.correction.rows import Rows, room
+from trimtab.correction.rows import Rows
 from trimtab.spec import Level
 
 
@@ -30,8 +29,11 @@ def level_ratio(given: LogRatio, level: Level) -> Tensor:
 
     Bounds are compared with this number, the weight as the caller gets it: a ratio that rounds to a bound is inside.
     """
-    log_ratio_L = level_log_ratio(given, level)
-    return torch.exp(log_ratio_L, out=room(log_ratio_L)).to(given.log_ratio_M.dtype)
+    match level:
+        case Level.token:
+            return given.ratio_M
+        case Level.sequence | Level.geometric:
+            return level_log_ratio(given, level).exp().to(given.log_ratio_M.dtype)
 
 
 def row_range(rows: Rows, level: Level, x_L: Tensor) -> tuple[Tensor, Tensor]:

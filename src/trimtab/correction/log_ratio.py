@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Callable, Hashable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.correction.rows import Rows, room
+from trimtab.correction.rows import Array, Rows, room
 from trimtab.errors import DataError
 from trimtab.stat import Extremes
+
+WEIGHT_LIMIT = 1e140
+"""Largest weight in a metric: any batch of their squares still adds up to a float64."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,8 @@ class LogRatio:
 
     ``log_ratio_M`` is 0 where the rollout log-prob is missing, +-inf where catastrophic, never NaN.
     ``at_M`` holds the tokens' flat positions among ``tokens`` N, None if they are all there.
-    ``missing_M`` and ``infinite_M`` are None when there are none.
+    ``missing_M`` and ``infinite_M`` are None when there are none. ``device``: where the caller's tensors lie.
+    What several corrections of one pair of policies have in common is computed once, when first asked for.
     """
 
     rows: Rows
@@ -28,8 +34,17 @@ class LogRatio:
     at_M: Tensor | None
     numerator_M: Tensor
     log_ratio_M: Tensor
+    rollout_M: Tensor
+    device: torch.device
     missing_M: Tensor | None = None
     infinite_M: Tensor | None = None
+    _cache: dict[Hashable, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """``make()``, kept under ``key`` for whoever asks next."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
 
     @cached_property
     def sum_B(self) -> Tensor:
@@ -44,6 +59,29 @@ class LogRatio:
             return Extremes()
         low, high = self.log_ratio_M.aminmax()
         return Extremes(float(low), float(high))
+
+    @cached_property
+    def infinite_B(self) -> Tensor | None:
+        """Whether a token of the row has an infinite d; None when none has."""
+        return None if self.infinite_M is None else self.rows.sum(self.infinite_M) > 0
+
+    @cached_property
+    def ratio_M(self) -> Tensor:
+        """exp(d) of each token, not clamped (it may be inf)."""
+        return torch.exp(self.log_ratio_M, out=room(self.log_ratio_M))
+
+    @cached_property
+    def ratio_range(self) -> tuple[float, float]:
+        """Smallest and largest exp(d) of a token; (1, 1) of no token."""
+        if not self.rows.tokens:
+            return 1.0, 1.0
+        low, high = self.ratio_M.aminmax()
+        return float(low), float(high)
+
+    @cached_property
+    def ratio_moments_B(self) -> tuple[Tensor, Tensor]:
+        """Row sums of exp(d) and of its square, float64."""
+        return moments(self.rows, finite_weight(self.ratio_M) if math.isinf(self.ratio_range[1]) else self.ratio_M)
 
     def scatter(self, x_M: Tensor, default: float | bool) -> Tensor:
         """Lay values of the M tokens out over all N, ``default`` elsewhere."""
@@ -65,13 +103,37 @@ class LogRatio:
             at_M=None,
             numerator_M=self.numerator_M[scored_M],
             log_ratio_M=self.log_ratio_M[scored_M],
+            rollout_M=self.rollout_M[scored_M],
+            device=self.device,
         )
 
 
+def moments(rows: Rows, weight_M: Tensor) -> tuple[Tensor, Tensor]:
+    """Row sums of finite weights and of their squares, float64."""
+    weight = weight_M.numpy()
+
+    def columns(at: slice) -> Iterator[Array]:
+        x = weight[at].astype(np.float64)
+        yield x
+        yield np.square(x, out=x)
+
+    sum_B, squares_B = rows.sums(columns)
+    return sum_B, squares_B
+
+
+def finite_weight(weight_L: Tensor) -> Tensor:
+    """Weights whose sums and squares stay finite: at most WEIGHT_LIMIT and the dtype's largest number."""
+    return weight_L.clamp(max=min(WEIGHT_LIMIT, torch.finfo(weight_L.dtype).max))
+
+
 def log_ratio(numerator_logp_N: Tensor, rollout_logp_N: Tensor, mask_N: Tensor, length_B: Tensor) -> LogRatio:
-    """Select the masked-in tokens, then subtract; nothing that stands elsewhere is ever computed with."""
+    """Select the masked-in tokens, then subtract; nothing that stands elsewhere is ever computed with.
+
+    For what the arguments hold and the errors raised see ``correct``.
+    """
     _check(numerator_logp_N, rollout_logp_N, mask_N, length_B)
     numerator, rollout = _floats(numerator_logp_N, rollout_logp_N)
+    device = numerator_logp_N.device
     mask, rows, at = mask_N.detach().cpu().bool(), Rows(length_B.detach().cpu().long()), None
     if not mask.numpy().all():
         at = torch.from_numpy(np.flatnonzero(mask.numpy()))  # several times as fast as torch's nonzero
@@ -79,12 +141,14 @@ def log_ratio(numerator_logp_N: Tensor, rollout_logp_N: Tensor, mask_N: Tensor, 
         numerator, rollout = (torch.from_numpy(x.numpy().take(at.numpy())) for x in (numerator, rollout))
     d = torch.sub(numerator, rollout, out=room(numerator))
     if d.sum().isfinite():
-        return LogRatio(rows, mask.numel(), at, numerator, d)
+        return LogRatio(rows, mask.numel(), at, numerator, d, rollout, device)
     missing = rollout.isnan()
     # a NaN that is not missing is a defect of the numerator or inf - inf: as bad as a token can be, never neutral
     d = d.where(~missing, 0.0).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     infinite = d.isinf()
-    return LogRatio(rows, mask.numel(), at, numerator, d, _unless_empty(missing), _unless_empty(infinite))
+    return LogRatio(
+        rows, mask.numel(), at, numerator, d, rollout, device, _unless_empty(missing), _unless_empty(infinite)
+    )
 
 
 def _unless_empty(flag_M: Tensor) -> Tensor | None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from trimtab.correction.correct import Correction
+from trimtab.correction.kept import Kept, kept_shares, kept_sums
 from trimtab.correction.level import row_range
 from trimtab.correction.log_ratio import LogRatio
 from trimtab.correction.rows import Array, Rows
@@ -76,13 +77,13 @@ class CorrectionStats:
 def measure(correction: Correction) -> CorrectionStats:
     """All metrics of one correction; the batch's are the merge of those of its parts, cut at rows."""
     given, scored = correction.given, correction.given.finite()
-    kept = _kept(correction)
+    kept = kept_sums(correction)
     counts = {
         "mis_missing_logprob_count": _flags(given.missing_M),
         "mis_infinite_log_ratio_count": _flags(given.infinite_M),
         "mis_clamped_log_ratio_count": 0,
     }
-    means = _mismatch(scored) | _rejection(correction) | _kept_shares(given.rows, kept)
+    means = _mismatch(scored) | _rejection(correction) | kept_shares(given.rows, kept)
     if correction.weights is not None:
         means |= _weights(correction, correction.weights, kept)
         counts["mis_clamped_log_ratio_count"] = _flags(correction.weights.clamped_L)
@@ -145,13 +146,13 @@ def _mismatch(scored: LogRatio) -> Means:
     return _over_rows(rows, per_row) | {"mis_log_ratio_mean": Mean(float(scored.sum_B.sum()), rows.tokens)}
 
 
-def _weights(correction: Correction, weights: Weights, kept: _Kept) -> Means:
+def _weights(correction: Correction, weights: Weights, kept: Kept) -> Means:
     """What the weights look like before and after bounding, rejection and normalising."""
     rows, rule, factor = correction.given.rows, weights.rule, correction.factor
     after_B = rows.per_token(weights.bounded_B)
     low_B = _share(rows, [(rule.level, weights.band.low_L)] if rule.low > 0 else [])
     high_B = _share(rows, [(rule.level, weights.band.high_L)] if rule.high < float("inf") else [])
-    lowest_B, highest_B = row_range(rows, rule.level, weights.bounded_L)
+    lowest_B, highest_B = row_range(rows, rule.level, weights.summable_L)
     per_row = {
         "mis_tis_weight_before_bound": rows.per_token(weights.raw_B),
         "mis_tis_weight_after_bound": after_B,
@@ -161,7 +162,7 @@ def _weights(correction: Correction, weights: Weights, kept: _Kept) -> Means:
         "mis_is_ratio_max_final": highest_B / factor,
     }
     match rule.mode:
-        case TisMode.off:
+        case TisMode.off | TisMode.unbounded:
             pass
         case TisMode.truncate:
             per_row["mis_tis_truncate_fraction"] = high_B
@@ -169,6 +170,8 @@ def _weights(correction: Correction, weights: Weights, kept: _Kept) -> Means:
             per_row |= {"mis_tis_clip_fraction_low": low_B, "mis_tis_clip_fraction_high": high_B}
         case TisMode.mask:
             per_row |= {"mis_tis_mask_fraction_low": low_B, "mis_tis_mask_fraction_high": high_B}
+        case TisMode.zero:
+            per_row |= {"mis_tis_zero_fraction_low": low_B, "mis_tis_zero_fraction_high": high_B}
     some_B = kept.tokens_B > 0
     after_rejection = Mean(float((kept.sum_B[some_B] / kept.tokens_B[some_B]).sum()), int(some_B.sum()))
     return _over_rows(rows, per_row) | {
@@ -178,7 +181,7 @@ def _weights(correction: Correction, weights: Weights, kept: _Kept) -> Means:
 
 
 def _rejection(correction: Correction) -> Means:
-    """Shares of what the rejection rules (any of them) and the veto reject."""
+    """Shares of what the rejection rules (any of them), the veto and M2PO reject."""
     rows, rules, per_row = correction.given.rows, correction.rejections, {}
     if rules:
         per_row["mis_rs_mask_fraction_low"] = _share(rows, [(r.level, r.band.low_L) for r in rules])
@@ -187,43 +190,10 @@ def _rejection(correction: Correction) -> Means:
         bad_B = correction.veto.catastrophic_B
         per_row["mis_rs_catastrophic_token_fraction"] = rows.per_token(bad_B)
         per_row["mis_rs_catastrophic_seq_fraction"] = (bad_B > 0).double()
-    return _over_rows(rows, per_row)
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """Row sums, float64: kept tokens, their bounded weights, and the squares of these.
-
-    Weights are taken before normalising: a common factor cancels in the effective sample size.
-    """
-
-    tokens_B: Tensor
-    sum_B: Tensor
-    squares_B: Tensor
-
-
-def _kept(correction: Correction) -> _Kept:
-    rows, weights, token_M = correction.given.rows, correction.weights, correction.keep.token_M
-    tokens_B = rows.count_B.double() if token_M is None else rows.sum(token_M)
-    if weights is None:
-        sum_B, squares_B = tokens_B, tokens_B
-    elif weights.rule.level is not Level.token:
-        w_B = weights.bounded_L.double()
-        sum_B, squares_B = w_B * tokens_B, w_B**2 * tokens_B
-    else:
-        kept_L = weights.bounded_L if token_M is None else weights.bounded_L.where(token_M, 0.0)
-        kept_M = kept_L.numpy()
-        squares_B = rows.sums(lambda at: [np.square(kept_M[at].astype(np.float64))])[0]
-        sum_B = weights.bounded_B if token_M is None else rows.sum(kept_L)
-    tokens_B, sum_B, squares_B = (x_B.where(correction.keep.row_B, 0.0) for x_B in (tokens_B, sum_B, squares_B))
-    return _Kept(tokens_B, sum_B, squares_B)
-
-
-def _kept_shares(rows: Rows, kept: _Kept) -> Means:
-    return {
-        "mis_kept_token_fraction": Mean(float(kept.tokens_B.sum()), rows.tokens),
-        "mis_kept_seq_fraction": Mean(int((kept.tokens_B > 0).sum()), rows.filled),
-    }
+    means = _over_rows(rows, per_row)
+    if correction.m2 is not None:
+        means["mis_m2_fraction"] = Mean(correction.m2.dropped, correction.m2.tokens)
+    return means
 
 
 def _over_rows(rows: Rows, per_row: dict[str, Tensor]) -> Means:

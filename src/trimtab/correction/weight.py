@@ -11,17 +11,24 @@ from torch import Tensor
 
 from trimtab.correction.band import Band, band, check_bounds
 from trimtab.correction.level import level_log_ratio
-from trimtab.correction.log_ratio import LogRatio
-from trimtab.correction.rows import Rows, room
+from trimtab.correction.log_ratio import LogRatio, finite_weight, moments
+from trimtab.correction.rows import room
+from trimtab.errors import ConfigError
 from trimtab.spec import Level, TisMode
 from trimtab.stat import LOG_RATIO_CLAMP
+
+UNBOUNDED = (TisMode.off, TisMode.unbounded)
+
+METRIC_CLAMP = 80.0
+"""Clamps up to here leave every weight, and the sums of their squares, finite."""
 
 
 @dataclass(frozen=True)
 class WeightRule:
-    """How weights are made. ``lower`` is used by clip and mask, ``upper`` by truncate too; None is no bound.
+    """How weights are made. ``lower`` is used by clip, mask and zero, ``upper`` by truncate too; None is no bound.
 
-    ``off`` means: not bounded (but for the safety clamp).
+    ``unbounded`` (and ``off``: who wants no weights gives no rule) has no bounds. ``clamp`` is on the level's
+    |log-ratio|; without it (None) a weight that nothing else bounds may overflow to inf; it is never NaN.
     """
 
     level: Level
@@ -29,31 +36,37 @@ class WeightRule:
     lower: float | None
     upper: float | None
     batch_normalize: bool = False
+    clamp: float | None = LOG_RATIO_CLAMP
 
     @property
     def low(self) -> float:
         """The lower bound in force; 0 if there is none."""
-        return 0.0 if self.lower is None or self.mode in (TisMode.off, TisMode.truncate) else self.lower
+        return 0.0 if self.lower is None or self.mode in (*UNBOUNDED, TisMode.truncate) else self.lower
 
     @property
     def high(self) -> float:
         """The upper bound in force; inf if there is none."""
-        return math.inf if self.upper is None or self.mode is TisMode.off else self.upper
+        return math.inf if self.upper is None or self.mode in UNBOUNDED else self.upper
 
     def __post_init__(self) -> None:
         check_bounds("tis", self.low, self.high)
+        if self.clamp is not None and not self.clamp > 0:
+            raise ConfigError(
+                f"mis.log_ratio_clamp={self.clamp:g}: it must be a positive number of nats, or null for none; "
+                "for example mis.log_ratio_clamp=20"
+            )
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights at the rule's level (L: M tokens or B rows), before batch normalising; all finite.
+    """Weights at the rule's level (L: M tokens or B rows), before batch normalising; never NaN, finite if clamped.
 
     ``raw_L`` is before and ``bounded_L`` after bounding; ``band`` tells which ones the bounds concern, ``clamped_L``
     where the safety clamp bites (None: nowhere).
     """
 
     rule: WeightRule
-    rows: Rows
+    given: LogRatio
     raw_L: Tensor
     bounded_L: Tensor
     clamped_L: Tensor | None
@@ -64,56 +77,95 @@ class Weights:
         """What the weight's own bound keeps; None unless the mode is mask, as other bounds reject nothing."""
         return self.band.inside_L if self.rule.mode is TisMode.mask else None
 
+    @property
+    def altered_L(self) -> Tensor | None:
+        """Where the weight is not exp of the log-ratio: bounded, zeroed or clamped; None: nowhere."""
+        if self.bounded_L is self.band.value_L:
+            return None
+        altered_L = self.bounded_L != self.band.value_L
+        return altered_L | ~self.band.inside_L if self.rule.mode is TisMode.zero else altered_L
+
+    @property
+    def summable_L(self) -> Tensor:
+        """The bounded weights, an infinite one as the largest number of which metrics are made."""
+        return self._summable(self.bounded_L)
+
     @cached_property
+    def moments_B(self) -> tuple[Tensor, Tensor]:
+        """Row sums of the bounded weights of all valid tokens, and of their squares, float64."""
+        return self._moments(self.bounded_L)
+
+    @property
     def bounded_B(self) -> Tensor:
         """Row sums of the bounded weights of all valid tokens, float64."""
-        return self._sum(self.bounded_L)
+        return self.moments_B[0]
 
     @cached_property
     def raw_B(self) -> Tensor:
         """Row sums of the raw weights of all valid tokens, float64."""
-        return self.bounded_B if self.bounded_L is self.raw_L else self._sum(self.raw_L)
+        if self.bounded_L is self.raw_L:
+            return self.bounded_B
+        if self.rule.level is Level.token and self.raw_L is not self.band.value_L:
+            return self.given.rows.sum(self._summable(self.raw_L))
+        return self._moments(self.raw_L)[0]
 
-    def _sum(self, x_L: Tensor) -> Tensor:
-        return self.rows.sum(x_L) if self.rule.level is Level.token else x_L.double() * self.rows.count_B
+    def _moments(self, x_L: Tensor) -> tuple[Tensor, Tensor]:
+        if self.rule.level is not Level.token:
+            w_B, count_B = self._summable(x_L).double(), self.given.rows.count_B
+            return w_B * count_B, w_B.square() * count_B
+        return (
+            self.given.ratio_moments_B if x_L is self.given.ratio_M else moments(self.given.rows, self._summable(x_L))
+        )
+
+    def _summable(self, x_L: Tensor) -> Tensor:
+        finite = self.rule.clamp is not None and self.rule.clamp <= METRIC_CLAMP
+        return x_L if finite else finite_weight(x_L)
 
 
 def weigh(given: LogRatio, rule: WeightRule) -> Weights:
-    """w = exp(clamp(log-ratio at the level, ±LOG_RATIO_CLAMP)), then the mode's bound.
+    """w = exp(clamp(log-ratio at the level, ±rule.clamp)), then the mode's bound.
 
-    truncate: min(w, upper); clip: min(max(w, lower), upper); mask: w, and keep = lower <= w <= upper; off: w.
-    A missing token has weight 1 at token level.
+    truncate: min(w, upper); clip: min(max(w, lower), upper); mask: w, and keep = lower <= w <= upper; zero: w if
+    lower <= w <= upper, else 0, and the token stays (IcePop); unbounded: w. A missing token has
+    weight 1 at token level.
     """
     at = band(given, rule.level, rule.low, rule.high)
-    log_ratio_L = level_log_ratio(given, rule.level)
-    raw_L, clamped_L = at.ratio_L, None
-    if _beyond_clamp(given, rule.level, log_ratio_L):
-        # exp is monotone: clamping its value is clamping its argument, and saves an exp; inf and 0 are clamped too
-        raw_L = at.ratio_L.clamp(math.exp(-LOG_RATIO_CLAMP), math.exp(LOG_RATIO_CLAMP))
-        clamped_L = log_ratio_L.abs() > LOG_RATIO_CLAMP
+    raw_L, clamped_L = _clamped(given, rule, at.value_L)
     match rule.mode:
-        case TisMode.off | TisMode.mask:
+        case TisMode.off | TisMode.unbounded | TisMode.mask:
             bounded_L = raw_L
         case TisMode.truncate | TisMode.clip:
-            bounded_L = _bounded(raw_L, rule.low, rule.high)
-    if at.missing_L is not None:
-        bounded_L = bounded_L.where(~at.missing_L, 1.0)
-    return Weights(rule, given.rows, raw_L, bounded_L, clamped_L, at)
+            bounded_L = (
+                raw_L if _within(given, raw_L, rule) else torch.clamp(raw_L, rule.low, rule.high, out=room(raw_L))
+            )
+        case TisMode.zero:
+            within = at.infinite_L is None and _within(given, at.value_L, rule)  # before the clamp
+            bounded_L = raw_L if within else raw_L.where(at.inside_L, 0.0)
+    if at.exempt_L is not None and bounded_L is not raw_L:
+        bounded_L = bounded_L.where(~at.exempt_L, 1.0)
+    return Weights(rule, given, raw_L, bounded_L, clamped_L, at)
 
 
-def _bounded(raw_L: Tensor, low: float, high: float) -> Tensor:
-    """The very tensor given if all of it lies within the bounds, as it often does."""
-    if not raw_L.numel():
-        return raw_L
-    smallest, largest = raw_L.aminmax()
-    if low <= float(smallest) and float(largest) <= high:
-        return raw_L
-    return torch.clamp(raw_L, low, high, out=room(raw_L))
-
-
-def _beyond_clamp(given: LogRatio, level: Level, log_ratio_L: Tensor) -> bool:
-    match level:
+def _clamped(given: LogRatio, rule: WeightRule, ratio_L: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The ratios with the clamp applied, the very tensor given if it bites nowhere; and where it bites."""
+    if rule.clamp is None:
+        return ratio_L, None
+    match rule.level:
         case Level.token:
-            return given.extremes.magnitude > LOG_RATIO_CLAMP
+            bites = given.extremes.magnitude > rule.clamp
         case Level.sequence | Level.geometric:
-            return bool((log_ratio_L.abs() > LOG_RATIO_CLAMP).any())
+            bites = bool((level_log_ratio(given, rule.level).abs() > rule.clamp).any())
+    if not bites:
+        return ratio_L, None
+    # exp is monotone: clamping its value is clamping its argument, and saves an exp; inf and 0 are clamped too
+    overflows = rule.clamp > math.log(torch.finfo(ratio_L.dtype).max)
+    raw_L = ratio_L.clamp(math.exp(-rule.clamp), None if overflows else math.exp(rule.clamp))
+    return raw_L, level_log_ratio(given, rule.level).abs() > rule.clamp
+
+
+def _within(given: LogRatio, x_L: Tensor, rule: WeightRule) -> bool:
+    """Whether all of the numbers lie within the bounds, as they often do."""
+    if not x_L.numel():
+        return True
+    low, high = given.ratio_range if x_L is given.ratio_M else map(float, x_L.aminmax())
+    return rule.low <= low and high <= rule.high

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from trimtab.objective.terms import clamped
 from trimtab.spec import KlEstimator
 from trimtab.stat import LOG_RATIO_CLAMP
 
@@ -22,7 +22,7 @@ def kl_estimate(log_ratio_N: Tensor, estimator: KlEstimator) -> Tensor:
         case KlEstimator.k2:
             return 0.5 * x * x
         case KlEstimator.k3:
-            return (-x).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp() - 1.0 + x
+            return clamped(-x, LOG_RATIO_CLAMP).exp() - 1.0 + x
 
 
 def kl_penalty(
@@ -31,19 +31,21 @@ def kl_penalty(
     *,
     value: KlEstimator,
     gradient: KlEstimator,
-    rollout_N: Tensor | None = None,
+    log_weight_N: Tensor | None = None,
+    clamp: float | None = None,
+    log_ratio_clamp: float | None = None,
 ) -> Tensor:
-    """Per-token penalty whose value is one estimator's and whose gradient is another's.
+    """Per-token penalty w k whose value is one estimator's and whose gradient is another's.
 
-    Differentiating k2 gives x grad logp, whose mean under current is the gradient of KL(current || reference); k1's
-    gradient has mean 0 and k3's is that of KL(reference || current). With ``rollout_N`` (log-probs of the policy that
-    sampled; NaN: on-policy) both are multiplied by the detached weight current/rollout. Source: arXiv:2506.09477
-    (gradients of KL estimators).
+    w = exp(log_weight), 1 without. With a detached w the gradient is w grad k: k2 gives w x grad logp, whose mean under
+    current is the gradient of KL(current || reference); k1's has mean 0 and k3's is that of KL(reference || current).
+    With a gradient in w it is w (k grad logp + grad k), which is the exact gradient for k1 and k3, as their values
+    are unbiased for every policy. ``clamp`` bounds |k|, and ``log_ratio_clamp`` |x| before it; beyond them k has no
+    gradient, but w keeps its own. Source: arXiv:2506.09477 (gradients of KL estimators), arXiv:2512.02556 (w).
     """
-    x = current_N - reference_N
-    steered = kl_estimate(x, gradient)
-    term = kl_estimate(x.detach(), value) + steered - steered.detach()
-    if rollout_N is None:
-        return term
-    log_weight_N = current_N.detach() - torch.where(rollout_N.isnan(), current_N.detach(), rollout_N)
-    return term * log_weight_N.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
+    x = clamped(current_N - reference_N, log_ratio_clamp)
+    shown, steered = clamped(kl_estimate(x.detach(), value), clamp), clamped(kl_estimate(x, gradient), clamp)
+    if log_weight_N is not None:
+        weight_N = clamped(log_weight_N, LOG_RATIO_CLAMP).exp()
+        shown, steered = weight_N.detach() * shown, weight_N * steered
+    return shown + (steered - steered.detach())

@@ -1,53 +1,69 @@
-"""Per-token policy losses; masks, weights and denominators are applied elsewhere."""
+"""The policy term's loss per token: one function for every ``loss.name``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from trimtab.stat import LOG_RATIO_CLAMP
+from trimtab.objective.clip import importance, ppo_clip
+from trimtab.objective.dppo import dppo_kl, dppo_tv
+from trimtab.objective.ratio import log_ratio
+from trimtab.objective.score import cispo, reinforce
+from trimtab.objective.sequence import gmpo, vespo
+from trimtab.objective.soft import sapo
+from trimtab.objective.terms import Surrogate, TokenTerms
+from trimtab.spec import LOG_RATIO_CLAMP, LossName, LossSpec, RatioLevel
+
+__all__ = ["Surrogate", "TokenTerms", "policy_terms"]
 
 
-@dataclass(frozen=True)
-class Surrogate:
-    """``loss_N`` with gradient; booleans tell where a bound took the gradient away."""
+def policy_terms(spec: LossSpec, t: TokenTerms, *, clamp: float | None = LOG_RATIO_CLAMP) -> Surrogate:
+    """Loss, gradient and flags of each token under ``loss.name``; denominators are applied elsewhere.
 
-    loss_N: Tensor
-    clipped_low_N: Tensor
-    clipped_high_N: Tensor
-    dual_clipped_N: Tensor
-
-
-def ppo_clip(
-    log_ratio_N: Tensor, advantage_N: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
-) -> Surrogate:
-    """The clipped surrogate max(-r A, -clip(r, 1 - low, 1 + high) A), with r = exp(log_ratio).
-
-    log_ratio_N: current minus proximal (bypass: minus rollout), nats, clamped to +-20 before exp. With ``dual_clip``
-    c > 1 and A < 0 the loss is at most c |A|. Source: arXiv:1707.06347 (PPO), arXiv:1912.09729 (dual clip),
-    arXiv:2503.14476 (separate bounds).
+    The weight multiplies each token's loss, but for gmpo (geometric mean over the row) and vespo (folded into the
+    row's ratio). ``loss.ratio_level`` acts on ppo_clip, importance, cispo and sapo. ``clamp`` bounds the log-ratio that
+    is exponentiated, nats. Tokens that don't count have loss 0 and no gradient, whatever stands there.
     """
-    r = log_ratio_N.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
-    free = -r * advantage_N
-    bounded = -r.clamp(1.0 - clip_low, 1.0 + clip_high) * advantage_N
-    loss = torch.maximum(free, bounded)
-    bites = bounded > free
-    low = bites & (r < 1.0 - clip_low)
-    high = bites & (r > 1.0 + clip_high)
-    dual = torch.zeros_like(low)
-    if dual_clip is not None:
-        cap = -dual_clip * advantage_N
-        dual = (advantage_N < 0) & (loss > cap)
-        loss = torch.where(dual, cap, loss)
-    return Surrogate(loss, low, high, dual)
+    t = t.clean()
+    out = _every_token(spec, t, clamp)
+    if t.all_counted:
+        return out
+    return Surrogate(
+        torch.where(t.counted_N, out.loss_N, 0.0),
+        out.clipped_low_N & t.counted_N,
+        out.clipped_high_N & t.counted_N,
+        out.dual_clipped_N & t.counted_N,
+    )
 
 
-def reinforce(logp_N: Tensor, advantage_N: Tensor) -> Surrogate:
-    """The score-function loss -A logp; the importance weight current/rollout is applied as a (detached) weight.
+def _every_token(spec: LossSpec, t: TokenTerms, clamp: float | None) -> Surrogate:
+    low, high, cap = spec.clip_low, spec.clip_high, spec.ratio_cap
+    a_N = t.advantage_N
 
-    logp_N: current log-probs, nats. Source: Williams 1992.
-    """
-    none = torch.zeros_like(advantage_N, dtype=torch.bool)
-    return Surrogate(-advantage_N * logp_N, none, none, none)
+    def x(level: RatioLevel = spec.ratio_level) -> Tensor:
+        return log_ratio(t, level, clamp)
+
+    match spec.name:
+        case LossName.ppo_clip:
+            out = ppo_clip(x(), a_N, clip_low=low, clip_high=high, dual_clip=spec.dual_clip, ratio_cap=cap)
+        case LossName.importance:
+            out = importance(x(), a_N)
+        case LossName.reinforce:
+            out = reinforce(t.current_N, a_N)
+        case LossName.cispo:
+            out = cispo(x(), t.current_N, a_N, clip_low=low, clip_high=high)
+        case LossName.sapo:
+            out = sapo(x(), a_N, tau_positive=spec.sapo_tau_positive, tau_negative=spec.sapo_tau_negative)
+        case LossName.dppo_tv:
+            r = x(RatioLevel.token)
+            out = dppo_tv(t.current_N, t.anchor_N, r, a_N, clip_low=low, clip_high=high, ratio_cap=cap)
+        case LossName.dppo_kl:
+            r = x(RatioLevel.token)
+            out = dppo_kl(t.current_N, t.anchor_N, r, a_N, clip_low=low, clip_high=high, ratio_cap=cap)
+        case LossName.gmpo:
+            return gmpo(t, clip_low=low, clip_high=high, clamp=clamp)
+        case LossName.vespo:
+            return vespo(t, positive=spec.vespo_positive, negative=spec.vespo_negative)
+    return replace(out, loss_N=out.loss_N * t.weight_N)

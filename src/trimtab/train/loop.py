@@ -16,8 +16,9 @@ from torch import Tensor
 from trimtab.batch import Batch, Finish, Prompt, Sample, Sampling, pack
 from trimtab.errors import CheckpointError, DataError, EngineError, NonFiniteError, Preempted, TrimtabError
 from trimtab.objective.advantage import group_advantages
+from trimtab.objective.overlong import overlong_penalty
 from trimtab.protocol import Policy, Probe, Recorder, Rollout, Task, Tracker
-from trimtab.spec import Engine, EqualGroups, Mismatch, RunSpec
+from trimtab.spec import Engine, EqualGroups, Mismatch, Overlong, RunSpec
 from trimtab.train import checkpoint
 from trimtab.train.clock import Clock
 from trimtab.train.data import PromptStream
@@ -146,24 +147,34 @@ class Loop:
         groups = [i // self._spec.rollout.group_size for i in range(len(samples))]
         return pack(samples, groups, rewards), texts
 
-    def _advantages(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Advantages, the rows to leave out, and the shares of equal groups."""
-        spec = self._spec.advantage
+    def _advantages(self, batch: Batch, cut_B: Tensor) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """Advantages, the rows to leave out, and the shares of equal groups; ``cut_B``: responses cut at max_tokens."""
+        spec, reward_B, metrics = self._spec.advantage, batch.reward_B, {}
+        dropped_B = torch.zeros_like(cut_B)
+        match spec.overlong:
+            case Overlong.keep:
+                pass
+            case Overlong.drop:
+                dropped_B = cut_B
+            case Overlong.punish:
+                limit, buffer = self._spec.rollout.max_tokens, spec.overlong_buffer
+                penalty_B = overlong_penalty(batch.length_B, limit, buffer, spec.overlong_penalty)
+                reward_B, metrics = reward_B - penalty_B, {"train/overlong_penalty": float(penalty_B.mean())}
         result = group_advantages(
-            batch.reward_B, batch.group_B, baseline=spec.baseline, scale=spec.scale, epsilon=spec.epsilon
+            reward_B, batch.group_B, baseline=spec.baseline, scale=spec.scale, epsilon=spec.epsilon
         )
         match spec.equal_groups:
             case EqualGroups.keep:
-                dropped_B = torch.zeros_like(result.equal_B)
+                pass
             case EqualGroups.drop:
-                dropped_B = result.equal_B
-        share = {"train/equal_group_fraction": float(result.equal_B.double().mean())}
-        return result.advantage_B, dropped_B, share
+                dropped_B = dropped_B | result.equal_B
+        metrics["train/equal_group_fraction"] = float(result.equal_B.double().mean())
+        return result.advantage_B, dropped_B, metrics
 
     def _check_gap(self, outcome: Outcome, fresh: bool) -> None:
         """The whole batch as a probe at no cost: its mismatch, where nothing but rounding may explain one."""
         spec = self._spec
-        once = outcome.proximal_N is not None or spec.optim.epochs * spec.optim.minibatches == 1
+        once = outcome.recomputed or spec.optim.epochs * spec.optim.minibatches == 1
         meant = spec.mismatch.kind is not Mismatch.none or spec.rollout.engine is Engine.replay or not fresh
         gap, bound = outcome.metrics.get("train/train_rollout_logprob_abs_diff", 0.0), spec.rollout.probe_bound
         if bound is None or meant or not once or gap <= bound:
@@ -222,23 +233,26 @@ class Loop:
             samples = self._generate(self._stream.step(step), step)
         with clock("reward"):
             batch, texts = self._reward(samples)
-            advantage_B, dropped_B, metrics = self._advantages(batch)
+            cut_B = torch.tensor([sample.finish is Finish.length for sample in samples])
+            advantage_B, dropped_B, metrics = self._advantages(batch, cut_B)
         lag = self.state.version - batch.version_N.double()
-        outcome = self._updater(batch, advantage_B, dropped_B, step, clock)
+        outcome = self._updater(
+            batch, advantage_B, dropped_B, step=step, version=self.state.version, clock=clock
+        )
         self._check_gap(outcome, fresh=not lag.any())
         self.state.step = step
         self.state.tokens += batch.tokens
         metrics |= self._count(outcome) | outcome.metrics | self._hand_over(samples, clock)
         if spec.rollout.record_every and step % spec.rollout.record_every == 0:
             with clock("record"):
-                self._parts.record(step, samples, texts, batch, advantage_B, outcome.proximal_N)
+                self._parts.record(step, samples, texts, batch, advantage_B, outcome.first_N)
         metrics |= {
             "train/step": step,
             "train/reward": float(batch.reward_B.double().mean()),
             "train/reward_std": float(batch.reward_B.double().std()),
             "train/response_length": float(batch.length_B.double().mean()),
             "train/empty_response_fraction": float((batch.length_B == 0).double().mean()),
-            "train/truncated_fraction": sum(s.finish is Finish.length for s in samples) / len(samples),
+            "train/truncated_fraction": float(cut_B.double().mean()),
             "train/lag": float(lag.mean()) if batch.tokens else 0.0,
             "train/tokens": self.state.tokens,
         }

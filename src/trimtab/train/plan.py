@@ -1,42 +1,13 @@
-"""How a batch is cut, and which correction a spec asks for."""
+"""How a batch is cut."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from trimtab.batch import Batch
-from trimtab.correction import RejectRule, WeightRule
-from trimtab.spec import MisSpec, TisMode
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The correction as the pure functions take it."""
-
-    weight: WeightRule | None
-    reject: tuple[RejectRule, ...]
-    veto: float | None
-
-
-def rules_of(mis: MisSpec) -> Rules:
-    """Rules of a resolved ``mis`` section (bounds filled in by config/resolve.py)."""
-    weight = None
-    if mis.tis_mode is not TisMode.off:
-        weight = WeightRule(
-            level=mis.tis_level,
-            mode=mis.tis_mode,
-            lower=mis.tis_lower_bound,
-            upper=mis.tis_upper_bound,
-            batch_normalize=mis.tis_batch_normalize,
-        )
-    reject: tuple[RejectRule, ...] = ()
-    if mis.use_rs and mis.rs_lower_bound is not None and mis.rs_upper_bound is not None:
-        reject = (RejectRule(level=mis.rs_level, lower=mis.rs_lower_bound, upper=mis.rs_upper_bound),)
-    return Rules(weight, reject, mis.rs_veto_threshold)
 
 
 def minibatches(rows: Sequence[int], parts: int, seed: int) -> list[list[int]]:

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trimtab.batch import Batch, Scores
-from trimtab.correction import Correction
+from trimtab.method import Applied, Coefficients, Inputs, nothing
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Per token, detached. proximal_N: float32 nats, None in bypass; reference_N: None without a KL term.
-
-    weight_N and keep_N are those applied to the loss; policy_coefficient_N and term_coefficient_N come from the whole
-    minibatch and are zeros before ``with_coefficients``. ``first`` is a training forward already made (see Updater).
+    """Per token, detached. proximal_N: float32 nats, None where no forward scored it; reference_N: None without a KL
+    term. ``applied`` is what the corrections did so far; ``coefficients`` come from the whole minibatch, None before
+    they are known. ``first`` is a training forward already made (see Updater).
     """
 
     batch: Batch
     valid_N: Tensor
-    advantage_N: Tensor
+    advantage_B: Tensor
+    lag_N: Tensor
     proximal_N: Tensor | None
     reference_N: Tensor | None
-    weight_N: Tensor
-    keep_N: Tensor
-    policy_coefficient_N: Tensor
-    term_coefficient_N: Tensor
+    applied: Applied
+    coefficients: Coefficients | None = None
     first: Scores | None = None
 
     def select(self, rows: Sequence[int]) -> Scored:
@@ -39,43 +37,46 @@ class Scored:
         return Scored(
             batch=self.batch.select(rows),
             valid_N=self.valid_N[at],
-            advantage_N=self.advantage_N[at],
+            advantage_B=self.advantage_B[list(rows)],
+            lag_N=self.lag_N[at],
             proximal_N=None if self.proximal_N is None else self.proximal_N[at],
             reference_N=None if self.reference_N is None else self.reference_N[at],
-            weight_N=self.weight_N[at],
-            keep_N=self.keep_N[at],
-            policy_coefficient_N=self.policy_coefficient_N[at],
-            term_coefficient_N=self.term_coefficient_N[at],
+            applied=self.applied.at(at),
+            coefficients=None if self.coefficients is None else self.coefficients.at(at),
         )
 
-    def with_correction(self, correction: Correction) -> Scored:
-        """With a correction's weights and keeps applied."""
-        return replace(self, weight_N=correction.weight_N.float(), keep_N=correction.keep_N)
-
-    def with_coefficients(self, policy_N: Tensor, term_N: Tensor) -> Scored:
-        """With the denominators of the minibatch."""
-        return replace(self, policy_coefficient_N=policy_N, term_coefficient_N=term_N)
+    def inputs(self, current_N: Tensor, entropy_N: Tensor | None = None) -> Inputs:
+        """What the method takes, with these current log-probs."""
+        return Inputs(
+            current_N=current_N,
+            rollout_N=self.batch.rollout_logp_N,
+            valid_N=self.valid_N,
+            row_N=self.batch.row_N,
+            length_B=self.batch.length_B,
+            advantage_B=self.advantage_B,
+            proximal_N=self.proximal_N,
+            reference_N=self.reference_N,
+            entropy_N=entropy_N,
+            reward_B=self.batch.reward_B,
+            group_B=self.batch.group_B,
+            lag_N=self.lag_N,
+        )
 
 
 def fresh(
     batch: Batch,
     valid_N: Tensor,
-    advantage_N: Tensor,
+    advantage_B: Tensor,
+    lag_N: Tensor,
     proximal_N: Tensor | None,
     reference_N: Tensor | None,
     first: Scores | None,
 ) -> Scored:
     """A scored batch with weights of 1, everything kept, and no denominators yet."""
-    zeros = torch.zeros(batch.tokens)
-    return Scored(
-        batch=batch,
-        valid_N=valid_N,
-        advantage_N=advantage_N,
-        proximal_N=proximal_N,
-        reference_N=reference_N,
-        weight_N=torch.ones(batch.tokens),
-        keep_N=torch.ones(batch.tokens, dtype=torch.bool),
-        policy_coefficient_N=zeros,
-        term_coefficient_N=zeros,
-        first=first,
-    )
+    applied = nothing(batch.rollout_logp_N, valid_N)
+    return Scored(batch, valid_N, advantage_B, lag_N, proximal_N, reference_N, applied, first=first)
+
+
+def blank(tokens: int) -> Tensor:
+    """Log-probs that nobody computed yet: NaN, float32."""
+    return torch.full((tokens,), torch.nan)

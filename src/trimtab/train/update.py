@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from trimtab.batch import Batch, Scores
-from trimtab.correction import Correction, CorrectionStats, correct, measure
-from trimtab.objective.aggregate import coefficients
-from trimtab.objective.loss import Loss, Terms, combine
-from trimtab.objective.surrogate import Surrogate, ppo_clip, reinforce
+from trimtab.correction import Correction, CorrectionStats, measure
+from trimtab.method import (
+    needs_reference,
+    Inputs,
+    Result,
+    apply_stage,
+    denominators,
+    loss_of,
+    needs_whole,
+    stages,
+    with_top,
+)
 from trimtab.protocol import Policy
-from trimtab.spec import Algo, Denominator, RejectTerms, RunSpec
+from trimtab.spec import Algo, MethodSpec, Proximal, RunSpec
 from trimtab.train.clock import Clock
 from trimtab.train.means import Means
 from trimtab.train.optim import Optimizer
-from trimtab.train.plan import microbatches, minibatches, rows_with, rules_of
-from trimtab.train.scored import Scored, fresh
+from trimtab.train.plan import microbatches, minibatches, rows_with
+from trimtab.train.scored import Scored, blank, fresh
 from trimtab.train.seeds import derive
 
 
@@ -28,14 +36,16 @@ from trimtab.train.seeds import derive
 class Outcome:
     """What became of a batch: optimiser steps applied, left out as non-finite, left out as fully rejected.
 
-    ``proximal_N`` is kept for the recording; None where the algorithm doesn't compute it.
+    ``first_N``: the trainer's log-probs of each token at its first forward, NaN at tokens that took no part; those of
+    the proximal policy where the algorithm recomputes it (``recomputed``) or takes one update a batch.
     """
 
     applied: int
     nonfinite: int
     all_rejected: int
     metrics: dict[str, float]
-    proximal_N: Tensor | None = None
+    first_N: Tensor
+    recomputed: bool
 
 
 class Tally:
@@ -57,45 +67,53 @@ class Updater:
 
     def __init__(self, policy: Policy, optimizer: Optimizer, spec: RunSpec) -> None:
         self._policy, self._optimizer, self._spec = policy, optimizer, spec
-        self._rules = rules_of(spec.mis)
-        self._recomputes = spec.algo.name in (Algo.standard, Algo.decoupled)
-        normalises = self._rules.weight is not None and self._rules.weight.batch_normalize
-        # A current/rollout correction is known only at the forward; these two need all of it before any backward.
-        self._needs_whole = not self._recomputes and (normalises or spec.loss.denominator is Denominator.kept)
+        self._method = method = MethodSpec(spec.algo, spec.mis, spec.loss)
+        self._stages = stages(method)
+        guessed = spec.algo.proximal is Proximal.loglinear
+        self._recomputes = spec.algo.name in (Algo.standard, Algo.decoupled) and not guessed
+        self._needs_whole = needs_whole(method)
 
     # -- scoring and correcting ------------------------------------------------------------------------------------
 
-    def _logp(self, batch: Batch, rows: Sequence[int], *, reference: bool = False) -> Tensor:
-        """Log-probs of the tokens of ``rows`` without gradient, float32; NaN elsewhere."""
-        logp_N = torch.full((batch.tokens,), math.nan)
-        score = self._policy.score_reference if reference else self._policy.score
+    def _scores(self, batch: Batch, rows: Sequence[int], *, entropy: bool = False) -> Scores:
+        """Log-probs, and entropies if asked, of the tokens of ``rows`` without gradient, float32; NaN elsewhere."""
+        logp_N, entropy_N = blank(batch.tokens), blank(batch.tokens) if entropy else None
         with torch.no_grad():
             for cut in microbatches(batch, rows, self._spec.optim.microbatch_tokens):
-                scores = score(batch.select(cut), temperature=self._spec.rollout.temperature)
+                at = batch.positions_of(cut)
+                scores = self._policy.score(
+                    batch.select(cut), temperature=self._spec.rollout.temperature, entropy=entropy
+                )
+                logp_N[at] = scores.logp_N.cpu()
+                if entropy_N is not None and scores.entropy_N is not None:
+                    entropy_N[at] = scores.entropy_N.cpu()
+        return Scores(logp_N, entropy_N)
+
+    def _reference(self, batch: Batch, rows: Sequence[int]) -> Tensor:
+        """The reference's log-probs of the tokens of ``rows``, float32; NaN elsewhere."""
+        logp_N = blank(batch.tokens)
+        with torch.no_grad():
+            for cut in microbatches(batch, rows, self._spec.optim.microbatch_tokens):
+                scores = self._policy.score_reference(batch.select(cut), temperature=self._spec.rollout.temperature)
                 logp_N[batch.positions_of(cut)] = scores.logp_N.cpu()
         return logp_N
 
     def _forward(self, batch: Batch) -> Scores:
         return self._policy.score(batch, temperature=self._spec.rollout.temperature, grad=True, entropy=True)
 
-    def _correct(self, part: Scored, numerator_N: Tensor, tally: Tally | None) -> Scored:
-        """Apply the correction with this numerator (metrics_only: measure, apply nothing)."""
-        batch, rules = part.batch, self._rules
-        correction = correct(
-            numerator_N,
-            batch.rollout_logp_N,
-            part.valid_N,
-            batch.length_B,
-            weight=rules.weight,
-            reject=rules.reject,
-            veto=rules.veto,
-            row_N=batch.row_N,
-        )
-        if tally is not None:
-            tally.add_correction(correction)
-        return part if self._spec.algo.metrics_only else part.with_correction(correction)
+    def _correct(self, part: Scored, inputs: Inputs, moving: bool, tally: Tally | None) -> Scored:
+        """Apply the fixed or the moving stages (metrics_only: measure, apply nothing)."""
+        applied = part.applied
+        for stage in self._stages:
+            if stage.moving is not moving:
+                continue
+            correction = apply_stage(stage, inputs)
+            if tally is not None and stage is self._stages[0]:
+                tally.add_correction(correction)
+            applied = applied.then(correction, measured_only=self._spec.algo.metrics_only)
+        return replace(part, applied=applied)
 
-    def _score(self, batch: Batch, advantage_B: Tensor, dropped_B: Tensor, clock: Clock) -> Scored:
+    def _score(self, batch: Batch, advantage_B: Tensor, dropped_B: Tensor, lag_N: Tensor, clock: Clock) -> Scored:
         """Everything that is fixed before the first update."""
         optim = self._spec.optim
         valid_N = batch.mask_N & ~dropped_B[batch.row_N]
@@ -110,104 +128,62 @@ class Updater:
                     proximal_N = first.logp_N.detach().cpu()
             else:
                 with clock("proximal"):
-                    proximal_N = self._logp(batch, rows)
-        if self._spec.loss.kl_coef != 0.0:
+                    proximal_N = self._scores(batch, rows).logp_N
+        if needs_reference(self._spec.loss):
             with clock("reference"):
-                reference_N = self._logp(batch, rows, reference=True)
-        return fresh(batch, valid_N, advantage_B.float()[batch.row_N], proximal_N, reference_N, first)
+                reference_N = self._reference(batch, rows)
+        return fresh(batch, valid_N, advantage_B.float(), lag_N, proximal_N, reference_N, first)
 
     # -- one optimiser step ------------------------------------------------------------------------------------------
 
-    def _with_coefficients(self, part: Scored) -> Scored:
-        """Denominators of the policy term, and of the KL and entropy terms, from the whole minibatch."""
-        loss, batch = self._spec.loss, part.batch
-        constant = float(loss.sum_constant if loss.sum_constant is not None else self._spec.rollout.max_tokens)
-
-        def of(counted_N: Tensor) -> Tensor:
-            return coefficients(counted_N, batch.row_N, batch.rows, aggregate=loss.aggregate, constant=constant).float()
-
-        all_N = of(part.valid_N)
-        match loss.denominator:
-            case Denominator.all:
-                return part.with_coefficients(all_N, all_N)
-            case Denominator.kept:
-                kept_N = of(part.valid_N & part.keep_N)
-                return part.with_coefficients(kept_N, kept_N if loss.reject_terms is RejectTerms.all else all_N)
-
-    def _anchor(self, part: Scored, current_N: Tensor) -> Tensor:
-        """Denominator of the PPO ratio; a token without a rollout log-prob counts as on-policy."""
-        if part.proximal_N is not None:
-            return part.proximal_N
-        rollout_N = part.batch.rollout_logp_N
-        return torch.where(rollout_N.isnan(), current_N.detach(), rollout_N)
-
-    def _surrogate(self, part: Scored, current_N: Tensor, log_ratio_N: Tensor) -> Surrogate:
-        loss = self._spec.loss
-        match self._spec.algo.name:
-            case Algo.standard | Algo.decoupled | Algo.bypass:
-                return ppo_clip(
-                    log_ratio_N,
-                    part.advantage_N,
-                    clip_low=loss.clip_low,
-                    clip_high=loss.clip_high,
-                    dual_clip=loss.dual_clip,
-                )
-            case Algo.reinforce:
-                return reinforce(current_N, part.advantage_N)
-
-    def _loss(self, part: Scored, scores: Scores, current_N: Tensor, means: Means) -> Loss:
-        """Loss of one micro-batch; inputs at invalid positions are replaced before anything is computed from them."""
-        valid_N = part.valid_N
-        log_ratio_N = torch.where(valid_N, current_N - self._anchor(part, current_N), 0.0)
-        surrogate = self._surrogate(part, current_N, log_ratio_N)
-        entropy_N = None if scores.entropy_N is None else torch.where(valid_N, scores.entropy_N.cpu(), 0.0)
+    def _loss(self, part: Scored, inputs: Inputs, means: Means) -> Result:
+        """Loss of one micro-batch, and the means of what happens to its tokens."""
+        assert part.coefficients is not None
+        result, valid_N = loss_of(self._method, inputs, part.applied, part.coefficients), part.valid_N
+        surrogate, x_N = result.surrogate, result.log_ratio_N
         means.add("train/clip_fraction_low", surrogate.clipped_low_N, valid_N)
         means.add("train/clip_fraction_high", surrogate.clipped_high_N, valid_N)
         means.add("train/dual_clip_fraction", surrogate.dual_clipped_N, valid_N)
-        means.add("train/ppo_kl", -log_ratio_N, valid_N & log_ratio_N.isfinite())
-        if part.proximal_N is not None:
-            means.add("train/ois", log_ratio_N.double().exp(), valid_N)
-        if entropy_N is not None:
-            means.add("train/entropy", entropy_N, valid_N)
-        terms = Terms(
-            surrogate,
-            part.weight_N,
-            part.keep_N,
-            valid_N,
-            part.policy_coefficient_N,
-            part.term_coefficient_N,
-        )
-        return combine(
-            terms,
-            self._spec.loss,
-            current_N=current_N,
-            reference_N=None if part.reference_N is None else torch.where(valid_N, part.reference_N, 0.0),
-            rollout_N=part.batch.rollout_logp_N,
-            entropy_N=entropy_N,
-        )
+        means.add("train/ppo_kl", -x_N, valid_N & x_N.isfinite())
+        if self._recomputes:
+            means.add("train/ois", x_N.double().exp(), valid_N)
+        if inputs.entropy_N is not None:
+            means.add("train/entropy", inputs.entropy_N, valid_N)
+        return result
 
-    def _update(self, scored: Scored, rows: Sequence[int], measured: Tally | None, tally: Tally, clock: Clock) -> None:
-        """Forward, backward, clip and step over ``rows``; ``measured`` collects the correction's statistics or not."""
-        part = scored.select(rows)
+    def _update(
+        self, scored: Scored, rows: Sequence[int], first_N: Tensor | None, tally: Tally, clock: Clock
+    ) -> None:
+        """Forward, backward, clip and step over ``rows``. ``first_N``: where log-probs of a first pass are written to;
+        such a pass is also the one that the correction's statistics are of."""
+        part, measured = scored.select(rows), None if first_N is None else tally
         if self._needs_whole:
             with clock("proximal"):
-                current_N = self._logp(part.batch, rows_with(part.valid_N, part.batch))
-            part = self._correct(part, current_N, measured)
+                scores = self._scores(part.batch, rows_with(part.valid_N, part.batch), entropy=True)
+            inputs = part.inputs(scores.logp_N, scores.entropy_N)
+            part = self._correct(part, inputs, True, measured)
+            part = replace(part, applied=with_top(self._method, inputs, part.applied))
         with clock("loss"):
-            part = self._with_coefficients(part)
+            unscored = part.inputs(blank(part.batch.tokens))
+            part = replace(
+                part, coefficients=denominators(self._spec.loss, unscored, part.applied.keep_N)
+            )
         total = kept = policy = kl = 0.0
+        positions = scored.batch.positions_of(rows) if first_N is not None else None
         for cut in microbatches(part.batch, rows_with(part.valid_N, part.batch), self._spec.optim.microbatch_tokens):
             micro = part.select(cut)
             with clock("forward"):
                 scores = micro.first if micro.first is not None else self._forward(micro.batch)
             with clock("loss"):
-                current_N = torch.where(micro.valid_N, scores.logp_N.cpu(), 0.0)
-                if not self._recomputes and not self._needs_whole:
-                    micro = self._correct(micro, current_N.detach(), measured)
-                loss = self._loss(micro, scores, current_N, tally.means)
+                inputs = micro.inputs(scores.logp_N.cpu(), None if scores.entropy_N is None else scores.entropy_N.cpu())
+                if first_N is not None and positions is not None:
+                    first_N[positions[part.batch.positions_of(cut)]] = inputs.current_N.detach()
+                if not self._needs_whole:
+                    micro = self._correct(micro, inputs, True, measured)
+                loss = self._loss(micro, inputs, tally.means).loss
                 total += float(loss.total.detach())
                 policy, kl = policy + float(loss.policy), kl + float(loss.kl)
-                kept += int((micro.keep_N & micro.valid_N).sum())
+                kept += int((micro.applied.keep_N & micro.valid_N).sum())
             with clock("backward"):
                 loss.total.backward()
         tally.means.add_sum("train/pg_loss", policy, 1)
@@ -232,22 +208,28 @@ class Updater:
 
     # -- the whole step --------------------------------------------------------------------------------------------
 
-    def __call__(self, batch: Batch, advantage_B: Tensor, dropped_B: Tensor, step: int, clock: Clock) -> Outcome:
-        """Train on one batch. ``dropped_B`` rows (groups of equal reward, by option) take no part at all."""
+    def __call__(
+        self, batch: Batch, advantage_B: Tensor, dropped_B: Tensor, *, step: int, version: int, clock: Clock
+    ) -> Outcome:
+        """Train on one batch. ``dropped_B`` rows (equal groups, overlong ones, by option) take no part at all;
+        ``version`` is that of the weights as they stand."""
         optim, tally = self._spec.optim, Tally()
         lr = self._optimizer.lr
-        scored = self._score(batch, advantage_B, dropped_B, clock)
-        if scored.proximal_N is not None:
+        lag_N = (version - batch.version_N).clamp(min=0)  # a recording counts another run's versions
+        scored = self._score(batch, advantage_B, dropped_B, lag_N, clock)
+        proximal_N = scored.proximal_N
+        if proximal_N is not None:
             with clock("correction"):
-                if bool(scored.proximal_N[scored.valid_N].isnan().any()):
-                    return Outcome(0, 1, 0, {"train/loss": math.nan, "train/lr": lr})
-                scored = self._correct(scored, scored.proximal_N, tally)
-        rows = list(range(batch.rows))
+                if bool(proximal_N[scored.valid_N].isnan().any()):
+                    return Outcome(0, 1, 0, {"train/loss": math.nan, "train/lr": lr}, proximal_N, True)
+                scored = self._correct(scored, scored.inputs(proximal_N), False, tally)
+        rows, first_N = list(range(batch.rows)), blank(batch.tokens)
         for epoch in range(optim.epochs):
             for part in minibatches(rows, optim.minibatches, derive(self._spec.seed, "minibatch", step, epoch)):
-                self._update(scored, part, tally if epoch == 0 else None, tally, clock)
+                self._update(scored, part, first_N if epoch == 0 else None, tally, clock)
         metrics = tally.means.as_dict() | {"train/lr": lr}
         metrics["train/loss"] = sum(tally.losses) / max(len(tally.losses), 1)
         if tally.correction is not None:
             metrics |= {f"train/{name}": value for name, value in tally.correction.as_dict().items()}
-        return Outcome(tally.applied, tally.nonfinite, tally.all_rejected, metrics, scored.proximal_N)
+        first_N, recomputed = (first_N, False) if proximal_N is None else (proximal_N, True)
+        return Outcome(tally.applied, tally.nonfinite, tally.all_rejected, metrics, first_N, recomputed)

@@ -1,215 +1,27 @@
-"""Every option of a run: its type, its default and one line of help. The one home of defaults.
-
-``config/schema.py`` turns these frozen classes into Hydra's (mutable) structured configs; yaml files
-state only differences from them. Enum members are named as users type them.
-"""
+"""Every option of a run beside its method: engines, models, tasks, optimiser, files; and the whole, ``RunSpec``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional
 
-
-def opt(default: Any, help: str) -> Any:
-    """A dataclass field with its help line; a list or dict default is copied per instance."""
-    meta = {"help": help}
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata=meta)
-    if isinstance(default, type):
-        return field(default_factory=default, metadata=meta)
-    return field(default=default, metadata=meta)
-
-
-class Algo(Enum):
-    standard = "standard"
-    bypass = "bypass"
-    decoupled = "decoupled"
-    reinforce = "reinforce"
-
-
-class TisMode(Enum):
-    off = "off"
-    truncate = "truncate"
-    clip = "clip"
-    mask = "mask"
-
-
-class Level(Enum):
-    token = "token"
-    sequence = "sequence"
-    geometric = "geometric"
-
-
-class Numerator(Enum):
-    proximal = "proximal"
-    current = "current"
-
-
-class Denominator(Enum):
-    kept = "kept"
-    all = "all"
-
-
-class RejectTerms(Enum):
-    policy = "policy"
-    all = "all"
-
-
-class Aggregate(Enum):
-    token_mean = "token_mean"
-    sequence_mean = "sequence_mean"
-    sequence_sum = "sequence_sum"
-
-
-class KlEstimator(Enum):
-    k1 = "k1"
-    k2 = "k2"
-    k3 = "k3"
-
-
-class Baseline(Enum):
-    group_mean = "group_mean"
-    leave_one_out = "leave_one_out"
-    none = "none"
-
-
-class Scale(Enum):
-    std = "std"
-    none = "none"
-
-
-class EqualGroups(Enum):
-    keep = "keep"
-    drop = "drop"
-
-
-class Mismatch(Enum):
-    none = "none"
-    logit_noise = "logit_noise"
-
-
-class Engine(Enum):
-    vllm = "vllm"
-    transformers = "transformers"
-    replay = "replay"
-
-
-class LogprobsMode(Enum):
-    processed = "processed"
-    raw = "raw"
-
-
-class Dtype(Enum):
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
-class PolicyKind(Enum):
-    tiny = "tiny"
-    smollm2 = "smollm2"
-    hf = "hf"
-
-
-class Attention(Enum):
-    sdpa = "sdpa"
-    eager = "eager"
-    flash_attention_2 = "flash_attention_2"
-
-
-class Device(Enum):
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class TaskName(Enum):
-    arithmetic = "arithmetic"
-    reasoning_gym = "reasoning_gym"
-    jsonl = "jsonl"
-    hf = "hf"
-    custom = "custom"
-
-
-class Difficulty(Enum):
-    one_digit = "one_digit"
-    two_digit = "two_digit"
-    two_digit_mixed = "two_digit_mixed"
-    three_digit = "three_digit"
-    product = "product"
-
-
-class PromptStyle(Enum):
-    plain = "plain"
-    chat = "chat"
-    few_shot = "few_shot"
-
-
-class Match(Enum):
-    exact = "exact"
-    regex = "regex"
-    math_verify = "math_verify"
-
-
-class Schedule(Enum):
-    constant = "constant"
-    linear = "linear"
-    cosine = "cosine"
-
-
-class TrackerName(Enum):
-    file = "file"
-    wandb = "wandb"
-
-
-@dataclass(frozen=True)
-class AlgoSpec:
-    name: Algo = opt(Algo.decoupled, "which policies the loss compares; see docs/methods.md")
-    metrics_only: bool = opt(False, "measure the mismatch and the correction, never touch the loss")
-
-
-@dataclass(frozen=True)
-class MisSpec:
-    """The correction; names as in the miles table. None means: resolved from the level (config/resolve.py)."""
-
-    tis_mode: TisMode = opt(TisMode.truncate, "how importance weights are bounded")
-    tis_level: Level = opt(Level.token, "what one importance weight covers")
-    tis_lower_bound: Optional[float] = opt(None, "lower bound of the weight (clip, mask)")
-    tis_upper_bound: Optional[float] = opt(None, "upper bound of the weight")
-    tis_batch_normalize: bool = opt(False, "divide weights by their batch mean")
-    use_rs: bool = opt(False, "rejection sampling: leave out what lies outside the rs bounds")
-    rs_level: Level = opt(Level.token, "what one rejection decision covers")
-    rs_lower_bound: Optional[float] = opt(None, "smallest accepted ratio proximal/rollout")
-    rs_upper_bound: Optional[float] = opt(None, "largest accepted ratio proximal/rollout")
-    rs_veto_threshold: Optional[float] = opt(None, "reject a sequence holding a token with ratio below this")
-    numerator: Optional[Numerator] = opt(None, "policy in the numerator; empty: proximal if decoupled, else current")
-
-
-@dataclass(frozen=True)
-class LossSpec:
-    clip_low: float = opt(0.2, "PPO clip: the ratio's lower bound is 1 - clip_low")
-    clip_high: float = opt(0.2, "PPO clip: the ratio's upper bound is 1 + clip_high")
-    dual_clip: Optional[float] = opt(None, "cap of the loss at dual_clip * |advantage| for negative advantages (> 1)")
-    aggregate: Aggregate = opt(Aggregate.token_mean, "how token losses become one number")
-    sum_constant: Optional[float] = opt(None, "divisor of sequence_sum; empty: rollout.max_tokens")
-    denominator: Denominator = opt(Denominator.all, "whether rejected tokens count in the denominator")
-    reject_terms: RejectTerms = opt(
-        RejectTerms.policy, "which terms a rejection removes: policy, or KL and entropy too"
-    )
-    kl_coef: float = opt(0.0, "weight of the KL penalty to the reference")
-    kl_value: KlEstimator = opt(KlEstimator.k3, "estimator of the KL's reported value")
-    kl_gradient: KlEstimator = opt(KlEstimator.k2, "estimator whose gradient is used; k2's is that of the true KL")
-    kl_importance: bool = opt(False, "weight the KL term by current/rollout, for off-policy tokens")
-    entropy_coef: float = opt(0.0, "weight of the entropy bonus")
-
-
-@dataclass(frozen=True)
-class AdvantageSpec:
-    baseline: Baseline = opt(Baseline.group_mean, "what is taken from the reward")
-    scale: Scale = opt(Scale.std, "what the centred reward is divided by")
-    epsilon: float = opt(1e-6, "added to the standard deviation")
-    equal_groups: EqualGroups = opt(EqualGroups.keep, "groups whose rewards are all equal: keep or drop their rows")
+from trimtab.spec.choices import (
+    Attention,
+    Device,
+    Difficulty,
+    Dtype,
+    Engine,
+    LogprobsMode,
+    Match,
+    Mismatch,
+    PolicyKind,
+    PromptStyle,
+    Schedule,
+    TaskName,
+    TrackerName,
+)
+from trimtab.spec.method import AdvantageSpec, AlgoSpec, LossSpec, MisSpec
+from trimtab.spec.option import opt
 
 
 @dataclass(frozen=True)
@@ -334,6 +146,8 @@ class RunSpec:
     steps: int = opt(300, "rollout batches to train on")
     run_dir: str = opt("", "where the run's files go; empty: runs/<time>_<algo>_<hash>")
     resume: str = opt("no", "no | auto (the last good checkpoint in run_dir, if any) | a run or checkpoint folder")
+    shadow: Any = opt([], "presets measured beside the method, each step, without touching the run: a list, or all")
+    shadow_gradient_every: int = opt(0, "steps between comparisons of the shadows' gradients with the method's, 0 for never")
     algo: AlgoSpec = opt(AlgoSpec, "algorithm")
     mis: MisSpec = opt(MisSpec, "correction")
     loss: LossSpec = opt(LossSpec, "objective")

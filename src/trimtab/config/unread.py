@@ -1,0 +1,278 @@
+"""Which options have no effect, and why: stage by stage, the keys that a configuration does not read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, Mapping
+
+from trimtab.config.keys import options, value_of
+from trimtab.spec import (
+    AdvantageKl,
+    Aggregate,
+    Algo,
+    Denominator,
+    Dtype,
+    Engine,
+    KlImportance,
+    LossName,
+    Match,
+    Mismatch,
+    Overlong,
+    PolicyKind,
+    PromptStyle,
+    RunSpec,
+    Scale,
+    TaskName,
+    TisMode,
+    TrackerName,
+)
+
+TIS = (
+    "mis.tis_level", "mis.tis_lower_bound", "mis.tis_upper_bound", "mis.tis_batch_normalize", "mis.log_ratio_clamp",
+)  # fmt: skip
+RS = ("mis.rs_level", "mis.rs_lower_bound", "mis.rs_upper_bound")
+MIS = (
+    "mis.tis_mode", *TIS, "mis.use_rs", *RS, "mis.rs_veto_threshold", "mis.reject", "mis.m2_threshold", "mis.numerator",
+)  # fmt: skip
+CLIP = ("loss.clip_low", "loss.clip_high", "loss.dual_clip", "loss.ratio_cap")
+KL = ("loss.kl_value", "loss.kl_gradient", "loss.kl_importance", "loss.kl_clamp", "loss.kl_input_clamp")
+READ_BY: Mapping[str, frozenset[LossName]] = {
+    "loss.ratio_level": frozenset({LossName.ppo_clip, LossName.importance, LossName.cispo, LossName.sapo}),
+    "loss.clip_low": frozenset({LossName.ppo_clip, LossName.cispo, LossName.gmpo, LossName.dppo_tv, LossName.dppo_kl}),
+    "loss.clip_high": frozenset({LossName.ppo_clip, LossName.cispo, LossName.gmpo, LossName.dppo_tv, LossName.dppo_kl}),
+    "loss.dual_clip": frozenset({LossName.ppo_clip}),
+    "loss.ratio_cap": frozenset({LossName.ppo_clip, LossName.dppo_tv, LossName.dppo_kl}),
+    "loss.sapo_tau_positive": frozenset({LossName.sapo}),
+    "loss.sapo_tau_negative": frozenset({LossName.sapo}),
+    "loss.vespo_positive": frozenset({LossName.vespo}),
+    "loss.vespo_negative": frozenset({LossName.vespo}),
+}
+"""Which losses read an option; the others of the section are every loss's."""
+CLAMPED = frozenset(LossName) - {LossName.reinforce, LossName.vespo}
+"""Losses that exponentiate a log-ratio within loss.log_ratio_clamp."""
+ANCHOR_BY_ANOTHER_NAME: Mapping[tuple[Algo, KlImportance], KlImportance] = {
+    (Algo.bypass, KlImportance.anchor): KlImportance.rollout,
+    (Algo.bypass, KlImportance.anchor_live): KlImportance.rollout_live,
+    (Algo.on_policy, KlImportance.anchor_live): KlImportance.current_live,
+}
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Keys without effect and the reason; each becomes its schema default unless ``values`` says otherwise."""
+
+    reason: str
+    keys: tuple[str, ...]
+    values: Mapping[str, Any] = field(default_factory=dict)
+    quiet: bool = False  # not worth a note: the value was read before it was dropped
+
+    def canonical(self) -> dict[str, Any]:
+        """The value each key takes."""
+        return {key: self.values.get(key, options()[key].default) for key in self.keys}
+
+
+Stage = Callable[[RunSpec], list[Unread]]
+OFF: Mapping[str, Any] = {"mis.tis_mode": TisMode.off}
+
+
+def _algo(spec: RunSpec) -> list[Unread]:
+    found: list[Unread] = []
+    match spec.algo.name:
+        case Algo.standard:
+            found.append(Unread("algo=standard reads no mis.* key", MIS, OFF))
+        case Algo.bypass if spec.loss.name is not LossName.reinforce:
+            why = "algo=bypass reads no tis_* key: its ratio current/rollout already is the importance weight"
+            found.append(Unread(why, ("mis.tis_mode", *TIS), OFF))
+        case Algo.on_policy:
+            why = "algo=on_policy has the ratio current/current, which is 1"
+            found.append(Unread(why, (*CLIP, "loss.log_ratio_clamp", "loss.log_ratio_penalty")))
+        case Algo.bypass | Algo.decoupled:
+            pass
+    if spec.algo.name is not Algo.decoupled:
+        found.append(Unread("only algo=decoupled compares with a proximal policy of its own", ("algo.proximal",)))
+    return found + _anchor(spec)
+
+
+def _anchor(spec: RunSpec) -> list[Unread]:
+    """Terms that look at current/anchor: 1 under on_policy, current/rollout by another name under bypass."""
+    algo, loss, found = spec.algo.name, spec.loss, list[Unread]()
+    same = algo is Algo.on_policy
+    if same and loss.advantage_kl is AdvantageKl.anchor:
+        found.append(Unread("algo=on_policy has current - anchor = 0", ("loss.advantage_kl", "loss.advantage_kl_coef")))
+    if same and loss.kl_importance is KlImportance.anchor:
+        found.append(Unread("algo=on_policy has current/anchor = 1", ("loss.kl_importance",)))
+    renamed = ANCHOR_BY_ANOTHER_NAME.get((algo, loss.kl_importance))
+    if renamed is not None:
+        found.append(Unread("the same weight", ("loss.kl_importance",), {"loss.kl_importance": renamed}, quiet=True))
+    return found
+
+
+def _surrogate(spec: RunSpec) -> list[Unread]:
+    name = spec.loss.name
+    unread = tuple(key for key, names in READ_BY.items() if name not in names)
+    found = [Unread(f"loss.name={name.name} does not read it", unread)]
+    if name not in CLAMPED and spec.loss.log_ratio_penalty == 0:
+        found.append(Unread(f"loss.name={name.name} exponentiates no single ratio", ("loss.log_ratio_clamp",)))
+    return found
+
+
+def _mis(spec: RunSpec) -> list[Unread]:
+    found: list[Unread] = []
+    if spec.mis.tis_mode is TisMode.off:
+        found.append(Unread("tis_mode=off has no weights", TIS))
+    if spec.mis.tis_mode is TisMode.unbounded:
+        found.append(Unread("tis_mode=unbounded has no bounds", ("mis.tis_lower_bound", "mis.tis_upper_bound")))
+    if spec.mis.tis_mode is TisMode.truncate:
+        passed_on = spec.mis.use_rs and spec.mis.rs_level is spec.mis.tis_level and spec.mis.rs_lower_bound is None
+        found.append(Unread("tis_mode=truncate has no lower bound", ("mis.tis_lower_bound",), quiet=passed_on))
+    if not spec.mis.use_rs:
+        pairs = (("mis.tis_lower_bound", "mis.rs_lower_bound"), ("mis.tis_upper_bound", "mis.rs_upper_bound"))
+        echo = tuple(rs for tis, rs in pairs if value_of(spec, rs) == value_of(spec, tis))  # as miles' presets have it
+        found.append(Unread("mis.use_rs=false rejects nothing", tuple(key for key in RS if key not in echo)))
+        found.append(Unread("mis.use_rs=false rejects nothing", echo, quiet=True))
+    if spec.mis.tis_mode is TisMode.off and not rejects(spec):
+        found.append(Unread("there is no correction to measure only", ("algo.metrics_only",)))
+    return found
+
+
+def _rejection(spec: RunSpec) -> list[Unread]:
+    """What counts rejected tokens, and what they lose."""
+    loss = spec.loss
+    if not rejects(spec):
+        why = "nothing is rejected (tis_mode is not mask, rs=none, veto=none, no mis.reject, no mis.m2_threshold)"
+        return [Unread(why, ("loss.denominator", "loss.reject_terms"))]
+    if spec.algo.metrics_only:
+        why = "algo.metrics_only=true rejects nothing from the loss"
+        return [Unread(why, ("loss.denominator", "loss.reject_terms"))]
+    pulls = loss.log_ratio_penalty != 0 and loss.denominator is Denominator.kept  # its tokens are all, its counts not
+    if loss.kl_coef == 0 and loss.entropy_coef == 0 and not pulls:
+        return [Unread("the policy term is the only one (no KL, no entropy)", ("loss.reject_terms",))]
+    return []
+
+
+def _loss(spec: RunSpec) -> list[Unread]:
+    loss, found = spec.loss, list[Unread]()
+    if loss.kl_coef == 0:
+        found.append(Unread("loss.kl_coef=0", KL))
+    if loss.advantage_kl is AdvantageKl.none:
+        found.append(Unread("loss.advantage_kl=none takes nothing from the advantage", ("loss.advantage_kl_coef",)))
+    elif loss.advantage_kl_coef == 0:
+        found.append(Unread("loss.advantage_kl_coef=0 takes nothing from the advantage", ("loss.advantage_kl",)))
+    if loss.aggregate is not Aggregate.sequence_sum:
+        found.append(Unread(f"loss.aggregate={loss.aggregate.name} has no constant", ("loss.sum_constant",)))
+    return found
+
+
+def _advantage(spec: RunSpec) -> list[Unread]:
+    advantage, found = spec.advantage, list[Unread]()
+    if advantage.scale is Scale.none:
+        found.append(Unread("advantage.scale=none divides by nothing", ("advantage.epsilon",)))
+    if advantage.overlong is Overlong.punish and advantage.overlong_penalty == 0:
+        keys = ("advantage.overlong", "advantage.overlong_buffer", "advantage.overlong_penalty")
+        found.append(Unread("advantage.overlong_penalty=0 punishes nothing", keys))
+    elif advantage.overlong is not Overlong.punish:
+        why = f"advantage.overlong={advantage.overlong.name} punishes nothing"
+        found.append(Unread(why, ("advantage.overlong_buffer", "advantage.overlong_penalty")))
+    return found
+
+
+def _mismatch(spec: RunSpec) -> list[Unread]:
+    if spec.mismatch.kind is Mismatch.none:
+        return [Unread("mismatch=none injects nothing", ("mismatch.strength",))]
+    if spec.mismatch.strength == 0:
+        return [Unread("mismatch.strength=0 injects nothing", ("mismatch.kind",))]
+    return []
+
+
+def _rollout(spec: RunSpec) -> list[Unread]:
+    engine, found = spec.rollout.engine, []
+    vllm = ("prefix_caching", "async_scheduling", "enforce_eager", "kv_cache_gib", "gpu_memory_utilization")
+    if engine is not Engine.vllm:
+        found.append(Unread(f"rollout={engine.name} is not vLLM", _under("rollout", *vllm)))
+    if engine is not Engine.replay:
+        found.append(Unread(f"rollout={engine.name} replays nothing", ("rollout.path",)))
+    if engine is Engine.replay:
+        why = "rollout=replay has no model to sample from or to probe"
+        keys = ("evaluation.every", *_under("rollout", "probe_every", "dtype", "max_num_seqs", "max_model_len"))
+        found.append(Unread(why, keys, {"rollout.probe_every": 0, "evaluation.every": 0}))
+    return found
+
+
+def _probe(spec: RunSpec) -> list[Unread]:
+    if spec.rollout.probe_every == 0:
+        return [Unread("rollout.probe_every=0 never probes", ("rollout.probe_sequences", "rollout.probe_bound"))]
+    return []
+
+
+def _policy(spec: RunSpec) -> list[Unread]:
+    kind, found = spec.policy.kind, []
+    if kind is not PolicyKind.hf:
+        found.append(Unread(f"policy={kind.name} brings its own model", ("policy.path",)))
+    if kind is not PolicyKind.tiny:
+        found.append(Unread(f"policy={kind.name} is not warmed up", ("policy.warmup_accuracy",)))
+    if spec.policy.dtype is Dtype.float32:
+        found.append(Unread("policy.dtype=float32 has its head in float32 already", ("policy.fp32_head",)))
+    return found
+
+
+def _task(spec: RunSpec) -> list[Unread]:
+    readers: Mapping[str, tuple[TaskName, ...]] = {
+        "difficulty": (TaskName.arithmetic,),
+        "style": (TaskName.arithmetic, TaskName.reasoning_gym, TaskName.jsonl, TaskName.hf),
+        "train_size": (TaskName.arithmetic, TaskName.reasoning_gym),
+        "eval_size": (TaskName.arithmetic, TaskName.reasoning_gym, TaskName.jsonl, TaskName.hf),
+        "path": (TaskName.jsonl, TaskName.hf, TaskName.custom),
+        "eval_path": (TaskName.jsonl,),
+        "subset": (TaskName.hf,),
+        "split": (TaskName.hf,),
+        "eval_split": (TaskName.hf,),
+        "prompt_key": (TaskName.jsonl, TaskName.hf),
+        "answer_key": (TaskName.jsonl, TaskName.hf),
+        "match": (TaskName.jsonl, TaskName.hf),
+        "generator": (TaskName.reasoning_gym,),
+        "options": (TaskName.reasoning_gym, TaskName.custom),
+    }
+    task = spec.task
+    unread = _under("task", *(key for key, names in readers.items() if task.name not in names))
+    found = [Unread(f"task={task.name.name} has no use for it", unread)]
+    if task.match is not Match.regex or "task.match" in unread:
+        found.append(Unread("task.match is not regex", ("task.pattern",)))
+    if "task.style" in unread:
+        found.append(Unread(f"task={task.name.name} writes its own prompts", ("task.shots", "task.system")))
+    if task.style is not PromptStyle.few_shot:
+        found.append(Unread(f"task.style={task.style.name} shows no examples", ("task.shots",)))
+    if task.style is not PromptStyle.chat:
+        found.append(Unread(f"task.style={task.style.name} has no system message", ("task.system",)))
+    return found
+
+
+def _rest(spec: RunSpec) -> list[Unread]:
+    found: list[Unread] = []
+    if spec.evaluation.every and not spec.evaluation.greedy and not spec.evaluation.samples:
+        found.append(Unread("nothing to evaluate with", ("evaluation.every",), {"evaluation.every": 0}))
+    if spec.evaluation.every == 0 or found:
+        found.append(Unread("evaluation.every=0 never evaluates", ("evaluation.greedy", "evaluation.samples")))
+    if spec.tracker.name is not TrackerName.wandb:
+        keys = _under("tracker", "project", "entity", "group", "tags")
+        found.append(Unread(f"tracker={spec.tracker.name.name} is not wandb", keys))
+    if not spec.shadow:
+        found.append(Unread("shadow=[] measures no method beside the run's", ("shadow_gradient_every",)))
+    return found
+
+
+# Each stage sees what the ones before it left: bypass switches tis_mode off, and then tis_level goes too.
+FIRST: tuple[Stage, ...] = (_surrogate, _algo)
+STAGES: tuple[Stage, ...] = (
+    *FIRST, _mis, _rejection, _loss, _advantage, _mismatch, _rollout, _probe, _policy, _task, _rest,
+)  # fmt: skip
+
+
+def _under(section: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{section}.{name}" for name in names)
+
+
+def rejects(spec: RunSpec) -> bool:
+    """Whether any rule can reject a token."""
+    mis = spec.mis
+    single = mis.use_rs or mis.rs_veto_threshold is not None or mis.m2_threshold is not None
+    return mis.tis_mode is TisMode.mask or single or bool(mis.reject)

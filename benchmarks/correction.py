@@ -61,13 +61,14 @@ def main() -> None:
     torch.set_num_threads(2)
     numerator, rollout, mask, length_B = batch(args.holes)
     weight = WeightRule(Level.token, TisMode.truncate, lower=None, upper=2.0, batch_normalize=True)
-    rules = [RejectRule(Level.geometric, 0.99, 1.01)]
+    rules = [RejectRule.ratio(Level.geometric, 0.99, 1.01)]
 
     def floor() -> Tensor:
         return torch.exp(numerator - rollout)
 
     def correction() -> dict[str, float]:
         done = correct(numerator, rollout, mask, length_B, weight=weight, reject=rules, veto=1e-4)
+        _ = done.weight_N, done.keep_N  # made when asked for
         return measure(done).as_dict()
 
     metrics, _ = correction(), floor()

@@ -37,6 +37,7 @@ def trimtab(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--help"], ["python -m run", "trimtab doctor", "trimtab runs"]),
         (["doctor", "--help"], ["--json", "Exit code: 0 when a default run could start"]),
         (["runs", "--help"], ["FOLDER", "--json", "killed"]),
+        (["replay", "--help"], ["RUN_DIR", "preset=all", "--json", "record_every", "Exit code"]),
     ],
 )
 def test_help_teaches_without_torch(arguments: list[str], said: list[str]) -> None:

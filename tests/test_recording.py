@@ -22,17 +22,23 @@ SAMPLES = [
     Sample(PLAIN, (6, 6, 1), (-math.inf, -0.5, 0.0), (3, 4, 4), Finish.length, own=(True, False, True)),
     Sample(PLAIN, (9,), (-2.5,), (3,), Finish.stop),
 ]
+TOKENS = [("é\ufffd", "\x1b[31m"), (), (" a", "", "</script>"), ("\n",)]
 PROXIMAL = [(-0.125, -0.25), (), (-0.5, math.nan, -1.0), (-2.0,)]
 
 
-def write(path: Path, step: int = 10, proximal: list[tuple[float, ...]] | None = PROXIMAL) -> RecordedStep:
+def write(
+    path: Path,
+    step: int = 10,
+    proximal: list[tuple[float, ...]] | None = PROXIMAL,
+    tokens: list[tuple[str, ...]] | None = TOKENS,
+) -> RecordedStep:
     rewards, advantages, groups, texts = (
         [1.0, 0.0, 0.5, 0.0],
         [0.5, -0.5, 1.5, math.nan],
         [0, 0, 1, 1],
         ["4", "", "x", "y"],
     )
-    write_rollouts(path, step, SAMPLES, rewards, advantages, proximal, groups, texts, 0.7)
+    write_rollouts(path, step, SAMPLES, rewards, advantages, proximal, groups, texts, 0.7, tokens)
     back = read_rollouts(path)
     assert len(back) == 1
     return back[0]
@@ -52,12 +58,30 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     assert text((step.step, step.temperature, step.groups)) == text((10, 0.7, [0, 0, 1, 1]))
     assert text((step.rewards, step.advantages)) == text(([1.0, 0.0, 0.5, 0.0], [0.5, -0.5, 1.5, math.nan]))
     assert text((step.proximal_logps, step.texts)) == text((PROXIMAL, ["4", "", "x", "y"]))
+    assert step.tokens == TOKENS
     assert step.samples[0].prompt is step.samples[1].prompt
     assert [f.name for f in tmp_path.rglob("*") if f.is_file()] == ["step_10.parquet"]
 
 
-def test_bypass_has_no_proximal_log_probs(tmp_path: Path) -> None:
+def test_unknown_proximal_log_probs_are_null(tmp_path: Path) -> None:
     assert write(tmp_path / "a.parquet", proximal=None).proximal_logps == [None] * 4
+
+
+def test_files_of_version_1_lack_the_texts_of_tokens_and_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    new, now = write(path), pq.read_table(path)
+    assert now.schema.metadata[b"trimtab"] == b"rollouts 2"
+    old = now.drop_columns(["response_tokens"]).replace_schema_metadata({"trimtab": "rollouts 1"})
+    pq.write_table(old, path)
+    (step,) = read_rollouts(path)
+    assert step.tokens == [None] * 4
+    assert text(dataclasses.replace(step, tokens=TOKENS)) == text(new)
+    assert write(path, tokens=None).tokens == [None] * 4
+
+
+def test_a_lone_surrogate_in_a_token_does_not_stop_a_run(tmp_path: Path) -> None:
+    step = write(tmp_path / "a.parquet", tokens=[("a\ud800", "b"), (), ("", "", ""), ("",)])
+    assert step.tokens[0] == ("a\\ud800", "b")
 
 
 def test_extra_that_is_not_json_does_not_stop_a_run(tmp_path: Path) -> None:
@@ -89,6 +113,8 @@ def test_a_refused_write_leaves_nothing_behind(tmp_path: Path) -> None:
         write_rollouts(tmp_path / "a.parquet", 2, [bad], [0.0], [0.0], None, [0], ["t"], 1.0)
     with pytest.raises(DataError, match="sample chat: 1 proximal log-probs for 2 tokens"):
         write_rollouts(tmp_path / "a.parquet", 2, SAMPLES[:1], [0.0], [0.0], [(-1.0,)], [0], ["t"], 1.0)
+    with pytest.raises(DataError, match="sample chat: 1 token texts for 2 tokens"):
+        write_rollouts(tmp_path / "a.parquet", 2, SAMPLES[:1], [0.0], [0.0], None, [0], ["t"], 1.0, [("a",)])
     with pytest.raises(DataError, match="1 samples with lists of"):
         write_rollouts(tmp_path / "a.parquet", 2, SAMPLES[:1], [0.0, 1.0], [0.0], None, [0], ["t"], 1.0)
     assert read_rollouts(tmp_path / "a.parquet")[0].step == 1
@@ -116,6 +142,7 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
         ("prompt_ids", [1, None, 3], "sample chat: prompt_ids has no value for token 1"),
         ("versions", [None, 3], "sample chat: versions has no value for token 0"),
         ("own", [True, None], "sample chat: own has no value for token 1"),
+        ("response_tokens", ["a"], "sample chat: 1 token texts for 2 tokens"),
         ("row", 7, "step 10 is incomplete"),
         ("temperature", 1.0, "mixes temperatures"),
         ("prompt_ids", [9, 9], "group 0 mixes prompts"),

@@ -9,13 +9,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from toy import ToyPolicy, ToyRollout, ToyTask, toy_spec
 
-from trimtab.build import HandOverProbe
 from trimtab.config import reference
 from trimtab.config.keys import options
-from trimtab.track import JsonlTracker, read_metrics
-from trimtab.train.loop import Loop, Parts
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
@@ -27,7 +23,7 @@ STDLIB = {"spec", "errors", "files"}
 MATHS = {"correction", "objective", "method", "peers"}
 DATA = STDLIB | {"batch", "stat", "protocol"}
 PARTS = {"rollout", "policy", "task", "track"}
-TOP = {"folder", "provenance", "summary", "launch", "report", "build", "experiment", "cli", "doctor"}
+TOP = {"folder", "provenance", "summary", "launch", "report", "build", "experiment", "cli", "doctor", "replay"}
 MAY_IMPORT: dict[str, set[str]] = {
     "spec": {"spec", "errors"},
     "errors": set(),
@@ -49,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": DATA | MATHS | {"train"},
     **{name: DATA | PARTS | TOP | MATHS | {"recording", "train", "truth"} for name in TOP},
 }
-KNOWS_CONFIG = {"config", "build", "experiment", "summary", "run", "cli", "truth"}
+KNOWS_CONFIG = {"config", "build", "experiment", "summary", "run", "cli", "truth", "replay"}
 HYDRA = {"hydra", "omegaconf"}
 
 # Third parties and the only places that import them; torch and numpy are free but for ``WITHOUT_TORCH``.
@@ -374,34 +370,3 @@ def test_the_page_of_options_is_the_one_made_from_the_schema() -> None:
     page = (DOCS / "options.md").read_text()
     assert page == reference.page(), "run: python -m trimtab.config.reference > docs/options.md"
     assert [key for key in options() if f"`{key}`" not in page] == []
-
-
-def test_methods_tells_of_every_option_of_the_method() -> None:
-    page = (DOCS / "methods.md").read_text()
-    keys = [key for key in options() if key.split(".")[0] in ("algo", "mis", "loss", "advantage")]
-    assert [key for key in keys if f"`{key}`" not in page] == []
-    names = [n for key in keys for n in options()[key].choices]
-    assert [name for name in names if f"`{name}`" not in page] == []
-
-
-def logged(folder: Path, *overrides: str) -> set[str]:
-    """Every key that a toy run logs."""
-    spec = toy_spec(*overrides, steps=4)
-    parts = Parts(ToyPolicy(), ToyRollout(0.1), ToyTask(), JsonlTracker(), HandOverProbe(4, 1.0), lambda *a: None, (5,))
-    parts.tracker.start({}, "id", "name", folder)
-    Loop(parts, spec, folder, "hash")()
-    parts.tracker.finish("completed", {})
-    return {key for row in read_metrics(folder / "metrics.jsonl") for key in row}
-
-
-EVERYTHING = ("rs=token", "veto=at_1e-4", "loss.kl_coef=0.1", "loss.entropy_coef=0.01", "optim.epochs=2",
-              "optim.minibatches=2", "evaluation.samples=2", "advantage.equal_groups=drop")  # fmt: skip
-
-
-@pytest.mark.parametrize("mode", ["off", "truncate", "clip", "mask"])
-@pytest.mark.parametrize("algo", ["standard", "decoupled", "bypass", "reinforce"])
-def test_the_page_of_metrics_names_all_that_a_run_logs(tmp_path: Path, algo: str, mode: str) -> None:
-    page = (DOCS / "metrics.md").read_text()
-    keys = logged(tmp_path, f"algo={algo}", f"tis_mode={mode}", *EVERYTHING) - {"step", "nonfinite"}
-    assert len(keys) > 50
-    assert sorted(key for key in keys if f"`{key}`" not in page and f"`{key.removeprefix('train/')}`" not in page) == []

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trimtab.batch import Batch, Sample, pack
+from trimtab.config.methods import methods
 from trimtab.folder import RunFolder, StatusTracker
 from trimtab.method import needs_reference
 from trimtab.policy import load as policies
@@ -90,12 +91,32 @@ class HandOverProbe:
         return {"train/probe_mean_abs": result.mean_abs, "train/probe_max_abs": result.max_abs}
 
 
+class Pieces:
+    """Texts of single tokens. Each is decoded behind an anchor, as decoders drop the space before a first token."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._decode = tokenizer.decode
+        self._anchor = tokenizer.encode("1")[-1:]
+        self._before = self._decode(self._anchor)
+        self._known: dict[int, str] = {}
+
+    def __call__(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """The text of each id; a special token's is empty, part of a character is U+FFFD."""
+        return tuple(self._known[token] if token in self._known else self._learn(token) for token in ids)
+
+    def _learn(self, token: int) -> str:
+        text = self._decode([*self._anchor, token])
+        piece = text.removeprefix(self._before) if text.startswith(self._before) else self._decode([token])
+        return self._known.setdefault(token, piece)
+
+
 @dataclass(frozen=True)
 class ParquetRecorder:
-    """Writes ``rollouts/step_<n>.parquet`` (``protocol.Recorder``)."""
+    """Writes ``rollouts/step_<n>.parquet`` (``protocol.Recorder``); tokens have texts where ``pieces`` is given."""
 
     folder: Path
     temperature: float
+    pieces: Pieces | None = None
 
     def __call__(
         self,
@@ -117,6 +138,7 @@ class ParquetRecorder:
             batch.group_B.tolist(),
             texts,
             self.temperature,
+            None if self.pieces is None else [self.pieces(sample.ids) for sample in samples],
         )
 
 
@@ -134,6 +156,7 @@ def make_parts(spec: RunSpec, folder: RunFolder, tracker: Tracker, stack: ExitSt
         task=task,
         tracker=tracker,
         probe=HandOverProbe(spec.rollout.probe_sequences, spec.rollout.probe_bound or 0.0),
-        record=ParquetRecorder(folder.rollouts, spec.rollout.temperature),
+        record=ParquetRecorder(folder.rollouts, spec.rollout.temperature, Pieces(policy.tokenizer)),
         stop_ids=stop_ids(spec, policy.tokenizer),
+        shadows=methods(spec.shadow, spec),
     )

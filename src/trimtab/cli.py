@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from trimtab import replay
 from trimtab.errors import TrimtabError
 from trimtab.folder import RunFolder
 from trimtab.truth import command as truth
@@ -22,6 +23,7 @@ Commands beside training. Training itself is  python -m run [overrides]  (python
   trimtab doctor           can a default run start on this machine, and if not, what mends it?
   trimtab runs             the runs below runs/: state, step, reward
   trimtab truth            bias and variance of each correction's gradient, exactly, on a tiny problem
+  trimtab replay           what other corrections would have made of a recorded run
   trimtab COMMAND --help   what a command does, its options and exit codes
 """
 DOCTOR = """\
@@ -179,6 +181,7 @@ def parser() -> argparse.ArgumentParser:
         if name == "runs":
             command.add_argument("folder", nargs="?", default="runs", metavar="FOLDER", help="where to look")
     truth.add(commands)
+    replay.add(commands)
     return top
 
 

@@ -127,4 +127,7 @@ class Recorder(Protocol):
         advantage_B: Tensor,
         proximal_N: Tensor | None,
     ) -> None:
-        """Write one step's samples with rewards, advantages and both log-probs."""
+        """Write one step's samples with rewards, advantages and both log-probs.
+
+        ``proximal_N``: the trainer's, of each token's first forward; NaN at tokens that took no part.
+        """

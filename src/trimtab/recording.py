@@ -29,7 +29,7 @@ SCHEMA = pa.schema(
         pa.field("prompt_ids", pa.list_(pa.int64()), nullable=False),
         pa.field("response_ids", pa.list_(pa.int64()), nullable=False),
         pa.field("rollout_logps", pa.list_(pa.float32()), nullable=False),
-        pa.field("proximal_logps", pa.list_(pa.float32())),  # null in bypass
+        pa.field("proximal_logps", pa.list_(pa.float32())),  # null: older bypass runs
         pa.field("versions", pa.list_(pa.int64()), nullable=False),
         pa.field("own", pa.list_(pa.bool_())),  # null: every token is the policy's own
         pa.field("finish", pa.string(), nullable=False),
@@ -37,14 +37,17 @@ SCHEMA = pa.schema(
         pa.field("advantage", pa.float32(), nullable=False),
         pa.field("response", pa.string(), nullable=False),
         pa.field("temperature", pa.float64(), nullable=False),
+        pa.field("response_tokens", pa.list_(pa.string())),  # each token's own text; null: unknown, as in version 1
     ],
-    metadata={"trimtab": "rollouts 1"},
+    metadata={"trimtab": "rollouts 2"},
 )
+ADDED = ("response_tokens",)
+"""Columns that files of version 1 lack; they read as null."""
 
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """One step's rollouts, row by row. ``proximal_logps[i]`` is None where the trainer recomputed nothing."""
+    """One step's rollouts, row by row. ``proximal_logps[i]``: see ``write_rollouts``; None in older bypass runs."""
 
     step: int
     samples: list[Sample]
@@ -54,6 +57,8 @@ class RecordedStep:
     groups: list[int]
     texts: list[str]
     temperature: float
+    tokens: list[tuple[str, ...] | None]
+    """Each response token's own text, for people to read (part of a character shows as U+FFFD); None: unknown."""
 
 
 def write_rollouts(
@@ -66,20 +71,31 @@ def write_rollouts(
     groups: Sequence[int],
     texts: Sequence[str],
     temperature: float,
+    tokens: Sequence[Sequence[str]] | None = None,
 ) -> None:
     """Write one step to ``path``: beside it first, synced, then renamed, so a kill leaves the old file or the new one.
 
-    ``proximal_logps`` is None where the trainer recomputed nothing (bypass). Log-probs, rewards and advantages are
-    stored as float32. Raises DataError when the lists differ in length, OSError
-    when the disk refuses.
+    ``proximal_logps``: the trainer's log-probs at each token's first forward, NaN at tokens that took no part; those of
+    the proximal policy, but that in bypass and on_policy a token of a later minibatch has been scored after the updates
+    before it. None: unknown. ``tokens``: each response token's own text; None: unknown. Log-probs, rewards and
+    advantages are stored as float32. Raises DataError when the lists differ in length, OSError when the disk refuses.
     """
     count = len(samples)
     proximal = [None] * count if proximal_logps is None else [tuple(logps) for logps in proximal_logps]
-    lists = (rewards, advantages, proximal, groups, texts)
+    pieces = [None] * count if tokens is None else [tuple(row) for row in tokens]
+    lists = (rewards, advantages, proximal, groups, texts, pieces)
     if any(len(values) != count for values in lists):
         raise DataError(f"step {step}: {count} samples with lists of {[len(values) for values in lists]} entries")
     recorded = RecordedStep(
-        step, list(samples), list(rewards), list(advantages), list(proximal), list(groups), list(texts), temperature
+        step,
+        list(samples),
+        list(rewards),
+        list(advantages),
+        list(proximal),
+        list(groups),
+        list(texts),
+        temperature,
+        list(pieces),
     )
     rows = [_row(recorded, i) for i in range(count)]
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
@@ -109,6 +125,9 @@ def _row(recorded: RecordedStep, i: int) -> dict[str, Any]:
     proximal = recorded.proximal_logps[i]
     if proximal is not None and len(proximal) != len(sample.ids):
         raise DataError(f"sample {problem.id}: {len(proximal)} proximal log-probs for {len(sample.ids)} tokens")
+    pieces = recorded.tokens[i]
+    if pieces is not None and len(pieces) != len(sample.ids):
+        raise DataError(f"sample {problem.id}: {len(pieces)} token texts for {len(sample.ids)} tokens")
     chat = not isinstance(problem.prompt, str)
     return {
         "step": recorded.step,
@@ -131,12 +150,17 @@ def _row(recorded: RecordedStep, i: int) -> dict[str, Any]:
         "advantage": recorded.advantages[i],
         "response": recorded.texts[i],
         "temperature": recorded.temperature,
+        "response_tokens": None if pieces is None else [_storable(piece) for piece in pieces],
     }
 
 
 def _json(extra: Mapping[str, Any]) -> str:
-    text = json.dumps(dict(extra), ensure_ascii=False, default=repr)
-    return text.encode(errors="backslashreplace").decode()  # a lone surrogate, which Parquet refuses, as JSON writes it
+    return _storable(json.dumps(dict(extra), ensure_ascii=False, default=repr))
+
+
+def _storable(text: str) -> str:
+    """A lone surrogate, which Parquet refuses, as JSON writes it."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _files(path: Path) -> list[Path]:
@@ -157,6 +181,9 @@ def _read(file: Path) -> list[RecordedStep]:
         table = pq.read_table(file, partitioning=None)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{file} cannot be read as Parquet: {error}") from error
+    for name in ADDED:
+        if name not in table.schema.names:
+            table = table.append_column(SCHEMA.field(name), pa.nulls(table.num_rows, SCHEMA.field(name).type))
     if not table.schema.equals(SCHEMA):
         there = {field.name: field.type for field in table.schema}
         wrong = [f.name for f in SCHEMA if there.get(f.name) != f.type] + [n for n in there if n not in SCHEMA.names]
@@ -193,12 +220,24 @@ def _step(step: int, rows: list[dict[str, Any]], file: Path) -> RecordedStep:
         groups=[row["group"] for row in rows],
         texts=[row["response"] for row in rows],
         temperature=temperatures.pop(),
+        tokens=[_texts(row, file) for row in rows],
     )
 
 
 def _logps(values: Sequence[float | None]) -> tuple[float, ...]:
     """Log-probs; null, as other writers put it, is missing like NaN."""
     return tuple(math.nan if value is None else value for value in values)
+
+
+def _texts(row: dict[str, Any], file: Path) -> tuple[str, ...] | None:
+    pieces = row["response_tokens"]
+    if pieces is None:
+        return None
+    if len(pieces) != len(row["response_ids"]):
+        raise DataError(
+            f"{file}: sample {row['problem_id']}: {len(pieces)} token texts for {len(row['response_ids'])} tokens"
+        )
+    return tuple("" if piece is None else piece for piece in pieces)
 
 
 def _prompt(row: dict[str, Any]) -> Prompt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,26 @@ import yaml
 from hydra.core.global_hydra import GlobalHydra
 
 from trimtab.config import CONF, compose, compose_config, config_hash, explain, register, resolve, to_spec
-from trimtab.config.groups import choices, group_names
-from trimtab.config.help import text
+from trimtab.config.groups import choices, group_names, recipes
+from trimtab.config.help import groups_table, text
 from trimtab.config.keys import options
 from trimtab.config.preflight import combinations, violations
+from trimtab.config.rejection import EXAMPLE
 from trimtab.errors import ConfigError
-from trimtab.spec import Aggregate, Algo, Denominator, Engine, Level, RejectTerms, RunSpec, TisMode
+from trimtab.spec import (
+    Aggregate,
+    Algo,
+    Denominator,
+    Engine,
+    Level,
+    OverTokens,
+    Pair,
+    RejectSpec,
+    RejectTerms,
+    RunSpec,
+    Statistic,
+    TisMode,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,7 +55,7 @@ NEEDS = {
     "task=arithmetic_chat": ["policy=smollm2"],
     "mismatch=logit_noise": ["rollout=transformers"],
 }
-CHOICES = [f"{group}={choice}" for group in group_names() for choice in choices(group)]
+CHOICES = [f"{group}={choice}" for group in group_names() if group != "preset" for choice in choices(group)]
 
 
 def test_the_defaults_of_conf_are_the_defaults_of_spec() -> None:
@@ -83,7 +98,15 @@ def test_no_choice_looks_like_a_number_or_a_truth(path: Path) -> None:
         ("tis_mode=off", ["mis.tis_mode=off"]),
         ("rs=sequence", ["mis.use_rs=true", "mis.rs_level=sequence"]),
         ("veto=at_1e-5", ["mis.rs_veto_threshold=1e-5"]),
-        ("algo=reinforce", ["algo.name=reinforce"]),
+        ("tis_mode=zero", ["mis.tis_mode=zero"]),
+        ("algo=on_policy", ["algo.name=on_policy"]),
+        ("algo=reinforce", ["algo.name=bypass", "loss.name=reinforce"]),
+        (
+            "loss=gspo",
+            ["loss.ratio_level=sequence", "loss.aggregate=sequence_mean", "loss.clip_low=3e-4", "loss.clip_high=4e-4"],
+        ),
+        ("loss=luspo", ["loss.ratio_level=sequence", "loss.aggregate=sequence_sum", "loss.sum_constant=1"]),
+        ("loss=dppo_kl", ["loss.name=dppo_kl", "loss.clip_low=0.05", "loss.clip_high=0.05", "loss.ratio_cap=20"]),
         ("loss=dapo", ["loss.clip_high=0.28"]),
     ],
 )
@@ -124,15 +147,56 @@ def test_metrics_only_goes_with_algo() -> None:
 
 WRONG = [
     ("level=geo", "level=geo is refused; allowed: geometric, sequence, token; for example level=geometric"),
-    ("algo=ppo", "algo=ppo is refused; allowed: bypass, decoupled, reinforce, standard; for example algo=bypass"),
-    ("tis_mode=3", "tis_mode=3 is refused; allowed: clip, mask, off, truncate; for example tis_mode=clip"),
+    (
+        "algo=ppo",
+        "algo=ppo is refused; allowed: bypass, decoupled, on_policy, reinforce, standard; for example algo=on_policy",
+    ),
+    (
+        "tis_mode=3",
+        "tis_mode=3 is refused; allowed: clip, mask, off, truncate, unbounded, zero; for example tis_mode=clip",
+    ),
     (
         "veto=1e-4",
         "veto=0.0001 is refused; allowed: at_1e-4, at_1e-5, at_1e-6, none; for example veto=at_1e-4 "
         "(any other number: mis.rs_veto_threshold=0.0001)",
     ),
     ("rs=null", "rs=null is refused; allowed: geometric, none, sequence, token; for example rs=none"),
-    ("preset=miles", "preset=miles is refused; allowed: none, miles/default; for example preset=miles/default"),
+    (
+        "preset=pipelinerl",
+        "preset=pipelinerl is refused; allowed: none, pipelinerl/conventions, pipelinerl/gspo, pipelinerl/ppo, "
+        "pipelinerl/reinforce, areal/…, miles/…, nemo_rl/…, prime_rl/…, slime/…, trimtab/…, trl/…, verl/…; "
+        "for example preset=pipelinerl/ppo",
+    ),
+    (
+        "shadow=miles/defualt",
+        "shadow=miles/defualt is refused; allowed: all, a preset, or a list of presets (python -m run --help names "
+        "them); for example shadow=miles/default",
+    ),
+    ("shadow={a:1}", "shadow={a:1} is refused; allowed: all, a preset, or a list of presets; for example shadow=all"),
+    (
+        "shadow=a,b",
+        "shadow=a,b: several values make a sweep; add -m to run all of them, or put [] around a list",
+    ),
+    (
+        "mis.reject=3",
+        "mis.reject=3 is refused; allowed: a list of rules such as "
+        "{statistic:k3,level:sequence,over_tokens:mean,upper:0.01}; for example "
+        "'mis.reject=[{statistic:k3,level:sequence,over_tokens:mean,upper:0.01}]'",
+    ),
+    (
+        "mis.reject=[{statistic:k9,upper:1}]",
+        "mis.reject: statistic=k9 is refused; allowed: ratio, k1, k2, k3, abs, mult_error, prob_diff; "
+        "for example statistic=k3",
+    ),
+    (
+        "mis.reject=[{over_tokens:men,upper:1}]",
+        "mis.reject: over_tokens=men is refused; allowed: sum, mean, max, every or null; for example over_tokens=mean",
+    ),
+    (
+        "mis.reject=[{uper:1}]",
+        "mis.reject: uper is no part of a rule; did you mean upper? A rule has: statistic, level, over_tokens, lower, "
+        "upper, inverse, clamp, sign, pair",
+    ),
     (
         "mis.tis_level=tokens",
         "mis.tis_level=tokens is refused; allowed: token, sequence, geometric; for example mis.tis_level=token",
@@ -154,7 +218,7 @@ WRONG = [
         "mis.tis_levl=token",
         "mis.tis_levl is no option; did you mean mis.tis_level or mis.rs_level or mis.tis_mode? mis has: tis_mode, "
         "tis_level, tis_lower_bound, tis_upper_bound, tis_batch_normalize, use_rs, rs_level, rs_lower_bound, "
-        "rs_upper_bound, rs_veto_threshold, numerator",
+        "rs_upper_bound, rs_veto_threshold, reject, m2_threshold, log_ratio_clamp, numerator",
     ),
     ("mis=token", "mis is a section, not an option; set its keys, such as mis.tis_mode=…"),
     (
@@ -168,8 +232,8 @@ WRONG = [
     (
         "+mis.extra=1",
         "mis.extra is no option (added with +?); allowed: tis_mode, tis_level, tis_lower_bound, tis_upper_bound, "
-        "tis_batch_normalize, use_rs, rs_level, rs_lower_bound, rs_upper_bound, rs_veto_threshold, numerator; "
-        "leave it out",
+        "tis_batch_normalize, use_rs, rs_level, rs_lower_bound, rs_upper_bound, rs_veto_threshold, reject, "
+        "m2_threshold, log_ratio_clamp, numerator; leave it out",
     ),
     ("~steps", "~steps: an option cannot be deleted; set a value, for example steps=300"),
     ("~mis.tis_mode", "~mis.tis_mode: an option cannot be deleted; set a value, for example mis.tis_mode=truncate"),
@@ -179,16 +243,18 @@ WRONG = [
     ("~sweep", "~sweep: a group cannot be deleted; set a choice, for example sweep=null"),
     (
         "algo=[standard,bypass]",
-        "algo=[standard,bypass] is refused; allowed: one of bypass, decoupled, reinforce, standard; for a sweep: "
-        "-m algo=standard,bypass",
+        "algo=[standard,bypass] is refused; allowed: one of bypass, decoupled, on_policy, reinforce, standard; "
+        "for a sweep: -m algo=standard,bypass",
     ),
     (
         "algo=[standard]",
-        "algo=[standard] is refused; allowed: one of bypass, decoupled, reinforce, standard; for example algo=standard",
+        "algo=[standard] is refused; allowed: one of bypass, decoupled, on_policy, reinforce, standard; "
+        "for example algo=standard",
     ),
     (
         "algo=[]",
-        "algo=[] is refused; allowed: one of bypass, decoupled, reinforce, standard; for example algo=decoupled",
+        "algo=[] is refused; allowed: one of bypass, decoupled, on_policy, reinforce, standard; "
+        "for example algo=decoupled",
     ),
     ("run_dir=/tmp/日本é", "run_dir=/tmp/日本é: its characters need quotes; write 'run_dir=\"/tmp/日本é\"'"),
     ("run_dir=/tmp/x=1", "run_dir=/tmp/x=1: its characters need quotes; write 'run_dir=\"/tmp/x=1\"'"),
@@ -202,6 +268,31 @@ def test_no_group_takes_a_list(group: str) -> None:
     first = choices(group)[0]
     with pytest.raises(ConfigError, match=rf"^{group}=\[{first},{first}\] is refused; allowed: one of "):
         compose([f"{group}=[{first},{first}]"])
+
+
+def test_a_rejection_rule_is_typed_as_the_messages_show_it() -> None:
+    words = shlex.split(EXAMPLE)
+    assert compose(words).mis.reject == [
+        RejectSpec(Statistic.k3, Level.sequence, OverTokens.mean, upper=0.01, pair=Pair.proximal_rollout)
+    ]
+    assert compose(["preset=verl/decoupled_geo_rs", "mis.reject=[]"]).mis.reject == []
+    assert compose(["preset=prime_rl/dppo", *words]).mis.reject == [
+        RejectSpec(Statistic.k3, Level.sequence, OverTokens.mean, upper=0.01, pair=Pair.current_rollout)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("all", recipes()),
+        ("[all]", recipes()),
+        ("miles/default", ("miles/default",)),
+        ("[verl/disabled,miles/default,verl/disabled]", ("verl/disabled", "miles/default")),
+        ("[]", ()),
+    ],
+)
+def test_shadow_is_a_list_of_presets(given: str, shown: tuple[str, ...]) -> None:
+    assert compose([f"shadow={given}"]).shadow == list(shown)
 
 
 def test_options_that_are_lists_stay_lists_and_what_was_added_may_go() -> None:
@@ -249,6 +340,7 @@ def test_a_fault_that_no_override_has_keeps_its_own_words() -> None:
 
 def test_help_names_every_group_and_choice() -> None:
     shown = text().split()
+    assert all(line.rstrip() == line and len(line) <= 120 for line in groups_table().splitlines())
     for group in group_names():
         assert group in shown
         for choice in choices(group):
@@ -261,6 +353,13 @@ def test_the_combinations_of_a_sweep() -> None:
     assert runs == [[f"level={lv}", f"seed={s}", "steps=3"] for lv in ("token", "sequence") for s in (0, 1)]
     runs = combinations({"level": "token,sequence"}, ["level=geometric"])
     assert runs == [["level=geometric"]]
+
+
+@pytest.mark.parametrize("study", choices("sweep"))
+def test_every_study_can_start(study: str) -> None:
+    params = yaml.safe_load((CONF / "sweep" / f"{study}.yaml").read_text())["hydra"]["sweeper"]["params"]
+    runs = combinations(params, ["seed=0"])
+    assert len(runs) > 1 and violations(runs) == []
 
 
 def test_every_bad_combination_is_told_and_shared_folders_too() -> None:

@@ -138,7 +138,11 @@ STANDARD, BYPASS = {"algo__name": Algo.standard}, {"algo__name": Algo.bypass}
 REINFORCE, OFF = BYPASS | {"loss__name": LossName.reinforce}, {"mis__tis_mode": TisMode.off}
 MASK, VETO = {"mis__tis_mode": TisMode.mask}, {"mis__rs_veto_threshold": 1e-4}
 ON_POLICY, ZERO = {"algo__name": Algo.on_policy}, {"mis__tis_mode": TisMode.zero}
+K2 = {"loss__kl_coef": 0.1, "loss__kl_value": KlEstimator.k2, "loss__kl_gradient": KlEstimator.k2}
 GUESSED, KL = {"algo__proximal": Proximal.loglinear}, {"loss__kl_coef": 0.1}
+
+
+SCORES = (LossName.cispo, LossName.dppo_tv, LossName.dppo_kl)  # reinforce where the ratio is 1
 
 
 def named(name: LossName, **values: Any) -> dict[str, Any]:
@@ -205,6 +209,13 @@ SAME = [
         ON_POLICY | KL | {"loss__kl_importance": KlImportance.current_live},
         ON_POLICY | KL | {"loss__kl_importance": KlImportance.anchor_live},
     ),
+    (ON_POLICY, ON_POLICY | {"loss__ratio_level": RatioLevel.sequence_token}),
+    (ON_POLICY, ON_POLICY | named(LossName.importance)),
+    *(
+        (ON_POLICY | named(LossName.reinforce), ON_POLICY | named(name, loss__ratio_level=RatioLevel.sequence))
+        for name in SCORES
+    ),
+    (ON_POLICY | OFF | named(LossName.reinforce), ON_POLICY | OFF | named(LossName.vespo)),
     # bypass: the anchor is the rollout's policy
     *(
         (BYPASS | KL | {"loss__kl_importance": one}, BYPASS | KL | {"loss__kl_importance": other})
@@ -215,6 +226,10 @@ SAME = [
     ),
     (BYPASS, BYPASS | {"mis__log_ratio_clamp": None, "mis__tis_mode": TisMode.zero}),
     # what a loss does not read
+    *(
+        (algo | K2, algo | K2 | {"loss__log_ratio_clamp": None})
+        for algo in (REINFORCE, ON_POLICY, ON_POLICY | {"loss__kl_importance": KlImportance.anchor})
+    ),
     (REINFORCE, REINFORCE | {"loss__ratio_level": RatioLevel.sequence, "loss__log_ratio_clamp": None}),
     ({}, {"loss__sapo_tau_positive": 2.0, "loss__sapo_tau_negative": 2.0, "loss__vespo_positive": [1.0, 1.0]}),
     (named(LossName.sapo), named(LossName.sapo, loss__clip_low=0.1, loss__dual_clip=3.0, loss__ratio_cap=9.0)),
@@ -240,7 +255,10 @@ SAME = [
     # terms
     ({}, {"loss__advantage_kl_coef": 0.1}),
     ({}, {"loss__advantage_kl": AdvantageKl.anchor}),
-    (MASK | {"loss__log_ratio_penalty": 0.1}, MASK | {"loss__log_ratio_penalty": 0.1, "loss__reject_terms": RejectTerms.all}),
+    (
+        MASK | {"loss__log_ratio_penalty": 0.1},
+        MASK | {"loss__log_ratio_penalty": 0.1, "loss__reject_terms": RejectTerms.all},
+    ),
     ({}, {"loss__kl_clamp": 3.0, "loss__kl_input_clamp": 3.0}),
     ({}, {"advantage__overlong_buffer": 3, "advantage__overlong_penalty": 0.5}),
     ({}, {"advantage__overlong": Overlong.punish, "advantage__overlong_buffer": 3, "advantage__overlong_penalty": 0.0}),
@@ -265,6 +283,7 @@ DIFFERENT = [
     (BYPASS, BYPASS | {"mis__use_rs": True}),
     (BYPASS | VETO, BYPASS | VETO | {"algo__metrics_only": True}),
     (REINFORCE, REINFORCE | OFF),
+    (REINFORCE | KL, REINFORCE | KL | {"loss__log_ratio_clamp": None}),  # of k3's exponent
     (MASK | {"loss__kl_coef": 0.1}, MASK | {"loss__kl_coef": 0.1, "loss__reject_terms": RejectTerms.all}),
     ({"loss__kl_coef": 0.1}, {"loss__kl_coef": 0.1, "loss__kl_gradient": KlEstimator.k1}),
     *itertools.combinations([{"algo__name": algo} for algo in Algo], 2),
@@ -274,6 +293,9 @@ DIFFERENT = [
     ({}, GUESSED),
     (OFF, OFF | GUESSED),  # no weight, but another anchor than standard's
     (ON_POLICY, ON_POLICY | {"mis__tis_level": Level.sequence}),
+    *itertools.combinations(
+        [ON_POLICY | named(name) for name in LossName if name not in (LossName.importance, *SCORES)], 2
+    ),
     (ON_POLICY, ON_POLICY | {"loss__ratio_level": RatioLevel.sequence}),
     (ON_POLICY, ON_POLICY | {"loss__advantage_kl": AdvantageKl.reference, "loss__advantage_kl_coef": 0.1}),
     ({}, {"loss__advantage_kl": AdvantageKl.anchor, "loss__advantage_kl_coef": 0.1}),
@@ -298,8 +320,11 @@ DIFFERENT = [
     (rule(**RATIO), rule(**RATIO, lower=0.5)),
     (
         MASK | {"loss__log_ratio_penalty": 0.1, "loss__denominator": Denominator.kept},
-        MASK | {
-            "loss__log_ratio_penalty": 0.1, "loss__denominator": Denominator.kept, "loss__reject_terms": RejectTerms.all,
+        MASK
+        | {
+            "loss__log_ratio_penalty": 0.1,
+            "loss__denominator": Denominator.kept,
+            "loss__reject_terms": RejectTerms.all,
         },
     ),
     ({}, {"loss__top_entropy": 0.2}),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 from trimtab.config import check, from_dict, to_dict
@@ -74,7 +75,62 @@ CASES = [
     (
         ["mis.numerator=current"],
         "mis.numerator=current is refused; allowed: proximal with algo=decoupled, whose PPO ratio covers "
-        "current/proximal already; for example mis.numerator=proximal (or algo=reinforce)",
+        "current/proximal already; for example mis.numerator=proximal (or algo=on_policy)",
+    ),
+    (
+        ["algo.name=on_policy", "mis.numerator=proximal"],
+        "mis.numerator=proximal is refused; allowed: current with algo=on_policy, which skips the forward that scores "
+        "the proximal policy; for example mis.numerator=current (or algo=decoupled)",
+    ),
+    (
+        ["mis.tis_upper_bound=1e9"],
+        "mis.log_ratio_clamp=20 is refused; allowed: >= 20.72, which the bounds of the weights reach, or null; "
+        "for example mis.log_ratio_clamp=null",
+    ),
+    (
+        ["mis.tis_mode=clip", "mis.tis_lower_bound=0.1", "mis.log_ratio_clamp=1"],
+        "mis.log_ratio_clamp=1 is refused; allowed: >= 2.303, which the bounds of the weights reach, or null; "
+        "for example mis.log_ratio_clamp=null",
+    ),
+    (
+        ["mis.log_ratio_clamp=100"],
+        "mis.log_ratio_clamp=100 is refused; allowed: > 0 and <= 80; for example mis.log_ratio_clamp=20",
+    ),
+    (["mis.m2_threshold=0"], "mis.m2_threshold=0 is refused; allowed: > 0; for example mis.m2_threshold=0.04"),
+    (["loss.top_entropy=0"], "loss.top_entropy=0 is refused; allowed: > 0 and <= 1; for example loss.top_entropy=1"),
+    (
+        ["loss.ratio_cap=1.1"],
+        "loss.ratio_cap=1.1 is refused; allowed: >= 1.2, the upper bound of loss.clip_high=0.2; "
+        "for example loss.ratio_cap=2.4",
+    ),
+    (
+        ["loss.vespo_positive=[1]"],
+        "loss.vespo_positive=[1] is refused; allowed: two numbers > 0, exponent and rate; "
+        "for example loss.vespo_positive=[2,3]",
+    ),
+    (
+        ["loss.name=vespo", "mis.tis_level=sequence"],
+        "mis.tis_level=sequence is refused; allowed: token with loss.name=vespo, which multiplies the weights of a "
+        "response's tokens itself; for example mis.tis_level=token",
+    ),
+    (
+        ["loss.aggregate=group_mean", "optim.minibatches=2"],
+        "loss.aggregate=group_mean is refused; allowed: token_mean, sequence_mean, sequence_sum with "
+        "optim.minibatches=2, which cut the groups that group_mean takes its mean over; for example "
+        "optim.minibatches=1 (or loss.aggregate=token_mean)",
+    ),
+    *(
+        (
+            ["advantage.overlong=punish", f"advantage.overlong_buffer={buffer}", "rollout.max_tokens=10"],
+            f"advantage.overlong_buffer={buffer} is refused; allowed: >= 1 and <= rollout.max_tokens=10 with "
+            "advantage.overlong=punish; for example advantage.overlong_buffer=2",
+        )
+        for buffer in (0, 11)
+    ),
+    (
+        ["shadow=[verl/bypass_pg]"],
+        "shadow=verl/bypass_pg is refused; allowed: all, a preset, or a list of presets (python -m run --help names "
+        "them); for example shadow=verl/bypass_pg_is",
     ),
     (
         ["rollout.logprobs_mode=raw", "rollout.temperature=0.7"],
@@ -245,6 +301,88 @@ CASES = [
         "resume=atuo is refused; allowed: no, auto, or an existing run or checkpoint folder; for example resume=auto",
     ),
 ]
+
+
+MEND = "for example 'mis.reject=[{statistic:k3,level:sequence,over_tokens:mean,upper:0.01}]'"
+RULES = [
+    ((), "{over_tokens:mean}", "a rule with lower, upper or both"),
+    ((), "{over_tokens:mean,upper:0.5}", "lower <= 1 <= upper, so that equal log-probs are kept"),
+    ((), "{statistic:k3,over_tokens:mean,upper:-1}", "lower <= 0 <= upper, so that equal log-probs are kept"),
+    ((), "{statistic:k1,over_tokens:mean,lower:0.1}", "lower <= 0 <= upper, so that equal log-probs are kept"),
+    ((), "{over_tokens:mean,upper:2,clamp:0}", "clamp > 0, or null"),
+    ((), "{level:token,over_tokens:mean,upper:2}", "over_tokens=null with level=token"),
+    ((), "{upper:2}", "over_tokens=sum, mean, max or every with level=sequence"),
+    (
+        (),
+        "{level:geometric,upper:2}",
+        "level=token or level=sequence; a geometric mean is level=sequence with over_tokens=mean",
+    ),
+    ((), "{statistic:k2,over_tokens:mean,lower:0,upper:1}", "lower=null with statistic=k2, which is never below 0"),
+    (
+        (),
+        "{statistic:mult_error,over_tokens:mean,lower:1,upper:2}",
+        "lower=null with statistic=mult_error, which is never below 1",
+    ),
+    (
+        (),
+        "{statistic:abs,over_tokens:mean,upper:1,inverse:true}",
+        "inverse=false with statistic=abs, which is the same for d and -d",
+    ),
+    (
+        (),
+        "{statistic:prob_diff,level:token,upper:0.2,clamp:20}",
+        "clamp=null with statistic=prob_diff, which is of no log-ratio",
+    ),
+    *(
+        (
+            (f"algo.name={algo}",),
+            f"{{over_tokens:mean,upper:2,pair:{pair}}}",
+            f"pair=current_rollout or null with algo={algo}, which scores no proximal policy",
+        )
+        for algo in ("bypass", "on_policy")
+        for pair in ("proximal_rollout", "current_proximal")
+    ),
+]
+
+
+@pytest.mark.parametrize(("others", "given", "allowed"), RULES)
+def test_the_message_of_a_rejection_rule_and_its_mend(others: tuple[str, ...], given: str, allowed: str) -> None:
+    (line,) = refused_spec(with_rule(spec_of(*others), given))
+    assert line.startswith("mis.reject=[{") and line.endswith(f"is refused; allowed: {allowed}; {MEND}")
+    check(with_rule(spec_of(*others), "{statistic:k3,level:sequence,over_tokens:mean,upper:0.01}"))
+
+
+GOOD = [
+    "{over_tokens:mean,lower:0.999,upper:1.001,inverse:true,clamp:20}",
+    "{over_tokens:every,lower:0.01,upper:100,pair:current_proximal}",
+    "{over_tokens:sum,lower:0,upper:2}",
+    "{statistic:k3,level:token,upper:0.1,inverse:true}",
+    "{statistic:k1,over_tokens:mean,lower:-0.0001,sign:negative,pair:current_rollout}",
+    "{statistic:prob_diff,level:token,lower:-0.2,sign:nonpositive}",
+    "{statistic:mult_error,over_tokens:mean,upper:1.0}",
+]
+
+
+@pytest.mark.parametrize("given", GOOD)
+@pytest.mark.parametrize("others", [(), ("algo.proximal=loglinear",), ("algo.metrics_only=true",)], ids=str)
+def test_rules_that_are_accepted(given: str, others: tuple[str, ...]) -> None:
+    check(with_rule(spec_of(*others), given))
+
+
+def test_standard_judges_no_rule() -> None:
+    check(with_rule(spec_of("algo.name=standard"), "{upper:0.5}"))
+
+
+def with_rule(spec: RunSpec, given: str) -> RunSpec:
+    """With one rule, written as in an override."""
+    rule = {name: yaml.safe_load(value) for name, value in (part.split(":") for part in given.strip("{}").split(","))}
+    return from_dict(to_dict(spec) | {"mis": to_dict(spec)["mis"] | {"reject": [rule]}})
+
+
+def refused_spec(spec: RunSpec) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        check(spec)
+    return str(caught.value).splitlines()
 
 
 @pytest.fixture

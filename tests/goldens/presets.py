@@ -1,7 +1,7 @@
 """What every preset resolves to, as far as it differs from a plain run.
 
-``PYTHONPATH=src python tests/goldens/presets.py > tests/goldens/presets.json`` writes the file again; read its diff before
-committing it. A plain run is ``tis_mode=off``: decoupled PPO, the mismatch only measured.
+``PYTHONPATH=src python tests/goldens/presets.py > tests/goldens/presets.json`` writes the file again; read its diff
+before committing it. A plain run is ``tis_mode=off``: decoupled PPO, the mismatch only measured.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def test_k1_and_k3_are_unbiased_values_of_the_kl() -> None:
         assert float((p.exp() * kl_estimate(p - q, kind)).sum()) == pytest.approx(kl, rel=1e-12)
 
 
-def test_clamp_bounds_the_estimate_and_ends_its_gradient_but_not_the_weights() -> None:
-    x = torch.tensor([-3.0, -1.0, 0.5, 12.0], dtype=torch.float64)
+def test_clamp_bounds_the_weighted_estimate_and_ends_both_gradients() -> None:
+    x = torch.tensor([-3.0, -1.8, -1.0, 0.5, 12.0], dtype=torch.float64)
     for live_weight in (False, True):
         current = x.clone().requires_grad_()
         weight = current - (x - math.log(2.0)) if live_weight else torch.full_like(x, math.log(2.0))
@@ -85,14 +85,25 @@ def test_clamp_bounds_the_estimate_and_ends_its_gradient_but_not_the_weights() -
             value=KlEstimator.k3,
             gradient=KlEstimator.k3,
             log_weight_N=weight,
-            clamp=10.0,
+            clamp=6.0,
         )
-        k3 = [min(math.exp(-v) - 1 + v, 10.0) for v in x.tolist()]
-        assert term.tolist() == pytest.approx([2 * k for k in k3], rel=1e-12)
+        k3 = [math.exp(-v) - 1 + v for v in x.tolist()]
+        assert term.tolist() == pytest.approx([min(2 * k, 6.0) for k in k3], rel=1e-12)
         (gradient,) = torch.autograd.grad(term.sum(), current)
-        slope = [0.0 if k == 10.0 else 1 - math.exp(-v) for k, v in zip(k3, x.tolist(), strict=True)]
-        expected = [2 * (s + (k if live_weight else 0.0)) for s, k in zip(slope, k3, strict=True)]
+        slope = [1 - math.exp(-v) + (k if live_weight else 0.0) for k, v in zip(k3, x.tolist(), strict=True)]
+        expected = [2 * s if 2 * k < 6.0 else 0.0 for s, k in zip(slope, k3, strict=True)]
         assert gradient.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-15)
+
+
+def test_where_the_argument_is_clamped_a_live_weight_has_no_gradient_either() -> None:
+    x = torch.tensor([-5.0, 1.0], dtype=torch.float64)
+    current = x.clone().requires_grad_()
+    term = kl_penalty(
+        current, torch.zeros(2).double(), value=KlEstimator.k1, gradient=KlEstimator.k1,
+        log_weight_N=current - x, log_ratio_clamp=2.0,
+    )  # fmt: skip
+    assert term.tolist() == [-2.0, 1.0]
+    assert torch.autograd.grad(term.sum(), current)[0].tolist() == [0.0, 2.0]
 
 
 def test_clamp_bounds_k1_from_both_sides() -> None:

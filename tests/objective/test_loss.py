@@ -146,7 +146,7 @@ def test_pull_saturates_at_its_clamp() -> None:
     spec = LossSpec(log_ratio_penalty=1.0)
     far = CURRENT_N - 30
     assert float(of(spec, terms(LOSS_N), anchor_N=far).pull) == pytest.approx(400.0)
-    free = combine(terms(LOSS_N), spec, current_N=CURRENT_N, anchor_N=far, clamp=None)
+    free = of(replace(spec, log_ratio_clamp=None), terms(LOSS_N), anchor_N=far)
     assert float(free.pull) == pytest.approx(900.0)
 
 

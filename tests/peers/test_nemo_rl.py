@@ -56,6 +56,7 @@ def test_ratio(kind):
         sequence_level_importance_ratios=kind == "sequence",
         disable_ppo_ratio=kind == "none",
         force_on_policy_ratio=kind == "forced",
+        token_level_loss=kind != "sequence",
     )
     found = metrics(ratio_clip_min=0.1, ratio_clip_max=0.3, **options)
     ratios, clamped = [], []

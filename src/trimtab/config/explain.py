@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from difflib import get_close_matches
 from traceback import walk_tb
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
@@ -16,8 +16,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trimtab.config.groups import choices, defaults, group_names
-from trimtab.config.keys import Option, options, sections, written
-from trimtab.config.schema import twin
+from trimtab.config.keys import Option, fields_of, options, sections, written
+from trimtab.config.rejection import EXAMPLE
+from trimtab.config.schema import item_of, twin
 from trimtab.spec import RejectSpec, RunSpec
 
 # What Hydra raises for a config it refuses; ValueError for veto=1e-4 or veto=null, which are no names of choices;
@@ -136,7 +137,7 @@ def _choice(group: str, value: Any) -> list[str]:
         return [f"{group}={written(value)} is refused; allowed: one of {_listed(group, '')}; {mend}"]
     if value is not None and str(value) in allowed:
         return []
-    close = closest(written(value), allowed)
+    close = closest(str(value), allowed)
     line = f"{group}={written(value)} is refused; allowed: {_listed(group, close)}; for example {group}={close}"
     if group == "veto" and isinstance(value, float):
         line += f" (any other number: mis.rs_veto_threshold={written(value)})"
@@ -164,15 +165,36 @@ def _listed(group: str, close: str) -> str:
 
 def _value(option: Option, value: Any, added: bool) -> list[str]:
     key, given = option.key, written(value)
-    if option.type is int and isinstance(value, float):
-        given = repr(value)  # 1e9 written short would look like a whole number
-    if isinstance(value, dict) and option.type is Any:
-        return [f"{key}={given} is refused; allowed: {KINDS[str(Any)]}; for example {key}=all"]
-    if isinstance(value, dict) and not added:
+    if isinstance(value, dict) and str(option.type) == str(Dict[str, Any]) and not added:
         first = next(iter(value), "name")
         return [f"{key}={given} is refused; allowed: +{key}.NAME=VALUE for each; for example +{key}.{first}=1"]
+    if isinstance(value, dict) and option.type is Any:
+        return [f"{key}={given} is refused; allowed: {KINDS[str(Any)]}; for example {key}=all"]
+    item = item_of(option.type)
+    if item is not None and isinstance(value, list) and all(isinstance(one, dict) for one in value):
+        fields = {one.key: one for one in fields_of(item)}
+        return [line for one in value for line in _item(key, one, fields, item)]
+    return _judged(option, value, RunSpec, EXAMPLE if item is not None else None)
+
+
+def _item(key: str, given: Dict[str, Any], fields: Mapping[str, Option], item: type) -> list[str]:
+    """One line for each field of a list's item that is none, or has a value that it cannot have."""
+    lines = []
+    for name, value in given.items():
+        if name in fields:
+            lines += [f"{key}: {line}" for line in _judged(fields[name], value, item, None)]
+        else:
+            close = "".join(f"; did you mean {found}?" for found in get_close_matches(str(name), fields, 1, 0.5))
+            lines.append(f"{key}: {name} is no part of a rule{close or '.'} A rule has: {', '.join(fields)}")
+    return lines
+
+
+def _judged(option: Option, value: Any, owner: type, example: Optional[str]) -> list[str]:
+    key, given = option.key, written(value)
+    if option.type is int and isinstance(value, float):
+        given = repr(value)  # 1e9 written short would look like a whole number
     try:
-        OmegaConf.update(OmegaConf.structured(twin(RunSpec)), key, value)
+        OmegaConf.update(OmegaConf.structured(twin(owner)), key, value)
         return []
     except OverflowError:
         allowed = "a finite number"
@@ -180,11 +202,12 @@ def _value(option: Option, value: Any, added: bool) -> list[str]:
         allowed = ", ".join(option.choices) or KINDS.get(str(option.type), str(option.type))
     if option.optional:
         allowed += " or null"
-    if option.choices:
-        example = (get_close_matches(given, option.choices, 1, 0.3) or [written(option.default)])[0]
-    else:
-        example = written(option.default) if option.default is not None else EXAMPLES[option.type]
-    return [f"{key}={given} is refused; allowed: {allowed}; for example {key}={example}"]
+    if example is None and option.choices:
+        default = written(option.default) if option.default is not None else option.choices[0]
+        example = f"{key}={(get_close_matches(given, option.choices, 1, 0.3) or [default])[0]}"
+    elif example is None:
+        example = f"{key}={written(option.default) if option.default is not None else EXAMPLES[option.type]}"
+    return [f"{key}={given} is refused; allowed: {allowed}; for example {example}"]
 
 
 KINDS = {

@@ -13,13 +13,16 @@ from trimtab.spec import (
     Denominator,
     Dtype,
     Engine,
+    KlEstimator,
     KlImportance,
     LossName,
+    LossSpec,
     Match,
     Mismatch,
     Overlong,
     PolicyKind,
     PromptStyle,
+    RatioLevel,
     RunSpec,
     Scale,
     TaskName,
@@ -50,6 +53,13 @@ READ_BY: Mapping[str, frozenset[LossName]] = {
 """Which losses read an option; the others of the section are every loss's."""
 CLAMPED = frozenset(LossName) - {LossName.reinforce, LossName.vespo}
 """Losses that exponentiate a log-ratio within loss.log_ratio_clamp."""
+AT_RATIO_1: Mapping[LossName, LossName] = {
+    LossName.importance: LossName.ppo_clip,
+    LossName.cispo: LossName.reinforce,
+    LossName.dppo_tv: LossName.reinforce,
+    LossName.dppo_kl: LossName.reinforce,
+}
+"""What a loss is where current and anchor are equal."""
 ANCHOR_BY_ANOTHER_NAME: Mapping[tuple[Algo, KlImportance], KlImportance] = {
     (Algo.bypass, KlImportance.anchor): KlImportance.rollout,
     (Algo.bypass, KlImportance.anchor_live): KlImportance.rollout_live,
@@ -75,6 +85,23 @@ Stage = Callable[[RunSpec], list[Unread]]
 OFF: Mapping[str, Any] = {"mis.tis_mode": TisMode.off}
 
 
+def _on_policy(spec: RunSpec) -> list[Unread]:
+    """At a ratio of 1 several losses are one, in value and gradient."""
+    loss, weighted = spec.loss, spec.mis.tis_mode is not TisMode.off and not spec.algo.metrics_only
+    if spec.algo.name is not Algo.on_policy:
+        return []
+    found: list[Unread] = []
+    same = AT_RATIO_1.get(loss.name, loss.name)
+    if loss.name is LossName.vespo and not weighted:
+        same = LossName.reinforce
+    if same is not loss.name:
+        why = f"algo=on_policy has the ratio 1, at which loss.name={loss.name.name} is {same.name}"
+        found.append(Unread(why, ("loss.name",), {"loss.name": same}))
+    if loss.ratio_level is RatioLevel.sequence_token:
+        found.append(Unread("algo=on_policy has the ratio 1, whose tokens keep their gradient", ("loss.ratio_level",)))
+    return found
+
+
 def _algo(spec: RunSpec) -> list[Unread]:
     found: list[Unread] = []
     match spec.algo.name:
@@ -85,7 +112,8 @@ def _algo(spec: RunSpec) -> list[Unread]:
             found.append(Unread(why, ("mis.tis_mode", *TIS), OFF))
         case Algo.on_policy:
             why = "algo=on_policy has the ratio current/current, which is 1"
-            found.append(Unread(why, (*CLIP, "loss.log_ratio_clamp", "loss.log_ratio_penalty")))
+            clamp = () if _kl_exponentiates(spec.loss) else ("loss.log_ratio_clamp",)
+            found.append(Unread(why, (*CLIP, *clamp, "loss.log_ratio_penalty")))
         case Algo.bypass | Algo.decoupled:
             pass
     if spec.algo.name is not Algo.decoupled:
@@ -111,9 +139,15 @@ def _surrogate(spec: RunSpec) -> list[Unread]:
     name = spec.loss.name
     unread = tuple(key for key, names in READ_BY.items() if name not in names)
     found = [Unread(f"loss.name={name.name} does not read it", unread)]
-    if name not in CLAMPED and spec.loss.log_ratio_penalty == 0:
+    if name not in CLAMPED and spec.loss.log_ratio_penalty == 0 and not _kl_exponentiates(spec.loss):
         found.append(Unread(f"loss.name={name.name} exponentiates no single ratio", ("loss.log_ratio_clamp",)))
     return found
+
+
+def _kl_exponentiates(loss: LossSpec) -> bool:
+    """Whether the KL term takes an exp of a log-ratio that may be other than 0."""
+    weighted = loss.kl_importance not in (KlImportance.none, KlImportance.current_live)
+    return loss.kl_coef != 0 and (weighted or KlEstimator.k3 in (loss.kl_value, loss.kl_gradient))
 
 
 def _mis(spec: RunSpec) -> list[Unread]:
@@ -261,7 +295,7 @@ def _rest(spec: RunSpec) -> list[Unread]:
 
 
 # Each stage sees what the ones before it left: bypass switches tis_mode off, and then tis_level goes too.
-FIRST: tuple[Stage, ...] = (_surrogate, _algo)
+FIRST: tuple[Stage, ...] = (_on_policy, _surrogate, _algo)
 STAGES: tuple[Stage, ...] = (
     *FIRST, _mis, _rejection, _loss, _advantage, _mismatch, _rollout, _probe, _policy, _task, _rest,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from trimtab.correction.log_ratio import LogRatio, log_ratio
 from trimtab.correction.m2 import SecondMoment, second_moment_keep
 from trimtab.correction.reject import Rejection, RejectRule
 from trimtab.correction.statistics import CorrectionStats, measure
-from trimtab.correction.summary import summarise
+from trimtab.correction.summary import summarise, summarise_all
 from trimtab.correction.weight import WeightRule
 from trimtab.stat import LOG_RATIO_CLAMP
 
@@ -31,4 +31,5 @@ __all__ = [
     "measure",
     "second_moment_keep",
     "summarise",
+    "summarise_all",
 ]

@@ -27,6 +27,11 @@ class Kept:
 
 def kept_sums(correction: Correction) -> Kept:
     """One pass over the tokens at most."""
+    return Kept(*(x_B.where(correction.keep.row_B, 0.0) for x_B in row_sums(correction)))
+
+
+def row_sums(correction: Correction) -> tuple[Tensor, Tensor, Tensor]:
+    """As ``kept_sums``, but what stands at rejected rows means nothing."""
     rows, weights, token_M = correction.given.rows, correction.weights, correction.keep.token_M
     tokens_B = rows.count_B.double() if token_M is None else rows.sum(token_M)
     if weights is None:
@@ -38,8 +43,7 @@ def kept_sums(correction: Correction) -> Kept:
         sum_B, squares_B = weights.moments_B
     else:
         sum_B, squares_B = moments(rows, weights.summable_L.where(token_M, 0.0))
-    tokens_B, sum_B, squares_B = (x_B.where(correction.keep.row_B, 0.0) for x_B in (tokens_B, sum_B, squares_B))
-    return Kept(tokens_B, sum_B, squares_B)
+    return tokens_B, sum_B, squares_B
 
 
 def kept_shares(rows: Rows, kept: Kept) -> dict[str, Mean]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from trimtab.correction.correct import Correction
-from trimtab.correction.kept import kept_shares, kept_sums
+from trimtab.correction.kept import row_sums
 from trimtab.correction.weight import Weights
 from trimtab.spec import Level
 from trimtab.stat import Mean, Spread
@@ -15,14 +19,28 @@ def summarise(correction: Correction) -> dict[str, float]:
     mis_kept_token_fraction, mis_kept_seq_fraction, mis_ess; mis_saturated_fraction: share of valid tokens whose weight
     a bound, a zero or the clamp has changed; mis_weight_mean: over kept tokens, normalised (0 if none is kept).
     """
-    rows, kept = correction.given.rows, kept_sums(correction)
-    tokens, total = float(kept.tokens_B.sum()), float(kept.sum_B.sum())
-    return {
-        **{name: mean.value for name, mean in kept_shares(rows, kept).items()},
-        "mis_ess": Spread(total, float(kept.squares_B.sum()), rows.tokens).value,
-        "mis_saturated_fraction": Mean(_saturated(correction.weights), rows.tokens).value,
-        "mis_weight_mean": Mean(total, tokens).value / correction.factor,
-    }
+    return summarise_all([correction])[0]
+
+
+def summarise_all(corrections: Sequence[Correction]) -> list[dict[str, float]]:
+    """``summarise`` of each of several corrections of one batch, in fewer and larger operations."""
+    if not corrections:
+        return []
+    keep_KB = np.stack([correction.keep.row_B.numpy() for correction in corrections])
+    sums_K3B = np.stack([[x_B.numpy() for x_B in row_sums(correction)] for correction in corrections])
+    sums_K3B = np.where(keep_KB[:, None], sums_K3B, 0.0)
+    rows_K, totals_K = np.count_nonzero(sums_K3B[:, 0], axis=1).tolist(), sums_K3B.sum(2).tolist()
+    found = []
+    for correction, kept_rows, (kept, total, squares) in zip(corrections, rows_K, totals_K, strict=True):
+        rows = correction.given.rows
+        found.append({
+            "mis_kept_token_fraction": Mean(kept, rows.tokens).value,
+            "mis_kept_seq_fraction": Mean(kept_rows, rows.filled).value,
+            "mis_ess": Spread(total, squares, rows.tokens).value,
+            "mis_saturated_fraction": Mean(_saturated(correction.weights), rows.tokens).value,
+            "mis_weight_mean": Mean(total, kept).value / correction.factor,
+        })  # fmt: skip
+    return found
 
 
 def _saturated(weights: Weights | None) -> int:

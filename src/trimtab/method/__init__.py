@@ -1,4 +1,4 @@
-"""A method as a whole: corrections, surrogate and denominators of one published recipe, as a pure function of a batch."""
+"""A method as a whole: corrections, surrogate and denominators of one recipe, as a pure function of a batch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from trimtab.method.evaluate import (
     needs_reference,
     needs_whole,
     nothing,
+    recomputes,
     token_gradient,
     with_top,
 )
 from trimtab.method.inputs import Inputs
 from trimtab.method.rules import Stage, stages
+from trimtab.method.shadow import Shadows, policy_term
 
 __all__ = [
     "Applied",
     "Coefficients",
     "Inputs",
     "Result",
+    "Shadows",
     "Stage",
     "apply_stage",
     "denominators",
@@ -32,6 +35,8 @@ __all__ = [
     "needs_reference",
     "needs_whole",
     "nothing",
+    "policy_term",
+    "recomputes",
     "stages",
     "token_gradient",
     "with_top",

@@ -1,7 +1,8 @@
-"""The loss of one method on one batch: correct, anchor, surrogate, denominators. Pure; branches on ``algo`` are here."""
+"""The loss of one method on one batch: correct, anchor, surrogate, denominators. Branches on ``algo`` are here."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Sequence
 
@@ -14,9 +15,21 @@ from trimtab.method.inputs import Inputs
 from trimtab.method.rules import Stage, stages
 from trimtab.objective.aggregate import Counts, coefficients
 from trimtab.objective.loss import Loss, Terms, combine
+from trimtab.objective.ratio import log_ratio
 from trimtab.objective.surrogate import Surrogate, TokenTerms, policy_terms
 from trimtab.objective.top import entropy_keep
-from trimtab.spec import AdvantageKl, Algo, Denominator, LossSpec, MethodSpec, Pair, RejectTerms
+from trimtab.spec import (
+    AdvantageKl,
+    Algo,
+    Denominator,
+    KlImportance,
+    LossSpec,
+    MethodSpec,
+    Pair,
+    Proximal,
+    RatioLevel,
+    RejectTerms,
+)
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,12 @@ def needs_reference(loss: LossSpec) -> bool:
     return loss.kl_coef != 0.0 or loss.advantage_kl is AdvantageKl.reference
 
 
+def recomputes(method: MethodSpec) -> bool:
+    """Whether a forward scores the proximal policy."""
+    own = method.algo.name in (Algo.standard, Algo.decoupled)
+    return own and method.algo.proximal is Proximal.recompute
+
+
 def needs_whole(method: MethodSpec) -> bool:
     """Whether a share of the batch cannot be corrected by itself at its forward: something depends on all of it."""
     loss = method.loss
@@ -140,8 +159,8 @@ def _proximal(inputs: Inputs) -> Tensor:
 def loglinear(current_N: Tensor, rollout_N: Tensor, lag_N: Tensor) -> Tensor:
     """Proximal log-probs guessed without a forward: rollout + alpha (current - rollout), alpha = lag / (lag + 1).
 
-    The log-prob of a token is taken as linear in the policy's version: sampled at version v, proximal at v + lag, current
-    at v + lag + 1. A token without a rollout log-prob gets the current one. Source: AReaL, prox_logp_method=loglinear.
+    The log-prob of a token is taken as linear in the policy's version: sampled at v, proximal at v + lag, current at
+    v + lag + 1. A token without a rollout log-prob gets the current one. Source: AReaL, prox_logp_method=loglinear.
     """
     alpha_N = lag_N.to(current_N.dtype) / (lag_N + 1)
     return torch.where(rollout_N.isnan(), current_N, rollout_N + alpha_N * (current_N - rollout_N))
@@ -163,7 +182,7 @@ def anchor(algo: Algo, inputs: Inputs) -> Tensor:
 
 
 def denominators(loss: LossSpec, inputs: Inputs, keep_N: Tensor, totals: Counts | None = None) -> Coefficients:
-    """Coefficients from the whole batch that one update takes; ``totals``: global counts, if this is one rank's share."""
+    """Coefficients from the whole batch of one update; ``totals``: global counts, if this is one rank's share."""
     constant = 1.0 if loss.sum_constant is None else loss.sum_constant
     positive = 0
     if inputs.reward_B is not None:
@@ -188,7 +207,8 @@ def denominators(loss: LossSpec, inputs: Inputs, keep_N: Tensor, totals: Counts 
 def loss_of(method: MethodSpec, inputs: Inputs, applied: Applied, coefficients: Coefficients) -> Result:
     """The loss of a batch or of a micro-batch of it, with its share of weights, keeps and coefficients.
 
-    Inputs at invalid positions are replaced before anything is computed from them.
+    Inputs at invalid positions are replaced before anything is computed from them. A rejected token whose ratio
+    current/anchor overflows counts as on-policy: no gradient passes through an infinite number, not even one of 0.
     """
     valid_N, spec = inputs.valid_N, method.loss
 
@@ -197,21 +217,20 @@ def loss_of(method: MethodSpec, inputs: Inputs, applied: Applied, coefficients: 
 
     current_N = torch.where(valid_N, inputs.current_N, 0.0)
     anchor_N = torch.where(valid_N, anchor(method.algo.name, inputs), 0.0)
+    anchor_N = torch.where(_overflows(current_N, anchor_N) & ~applied.keep_N, current_N.detach(), anchor_N)
     reference_N = clean(inputs.reference_N)
     counted_N = valid_N & applied.keep_N if spec.denominator is Denominator.kept else valid_N
-    surrogate = policy_terms(
-        spec,
-        TokenTerms(
-            current_N=current_N,
-            anchor_N=anchor_N,
-            advantage_N=_advantage(spec, inputs, current_N.detach(), anchor_N, reference_N),
-            weight_N=torch.where(applied.keep_N, applied.weight_N, 1.0),  # a rejected one may be infinite
-            counted_N=counted_N,
-            row_N=inputs.row_N,
-            rows=len(inputs.length_B),
-        ),
-        clamp=spec.log_ratio_clamp,
+    tokens = TokenTerms(
+        current_N=current_N,
+        anchor_N=anchor_N,
+        advantage_N=_advantage(spec, inputs, current_N.detach(), anchor_N, reference_N),
+        weight_N=torch.where(applied.keep_N, applied.weight_N, 1.0),  # a rejected one may be infinite
+        counted_N=counted_N,
+        row_N=inputs.row_N,
+        rows=len(inputs.length_B),
     )
+    surrogate = policy_terms(spec, tokens, clamp=spec.log_ratio_clamp)
+    by_row = spec.ratio_level is not RatioLevel.token and spec.kl_importance is not KlImportance.none
     terms = Terms(surrogate, applied.keep_N, valid_N, coefficients.policy_N, coefficients.terms_N, applied.top_N)
     loss = combine(
         terms,
@@ -223,8 +242,14 @@ def loss_of(method: MethodSpec, inputs: Inputs, applied: Applied, coefficients: 
         entropy_N=clean(inputs.entropy_N),
         reward_N=None if inputs.reward_B is None else inputs.reward_B[inputs.row_N],
         positive_tokens=coefficients.positive_tokens,
+        log_ratio_N=log_ratio(tokens, spec.ratio_level, None) if by_row else None,
     )
     return Result(loss, (current_N - anchor_N).detach(), surrogate, applied, coefficients)
+
+
+def _overflows(current_N: Tensor, anchor_N: Tensor) -> Tensor:
+    x_N = (current_N - anchor_N).detach()
+    return ~(x_N < math.log(torch.finfo(x_N.dtype).max))
 
 
 def _advantage(
@@ -245,21 +270,32 @@ def _advantage(
 
 
 def evaluate(
-    method: MethodSpec, inputs: Inputs, *, totals: Counts | None = None, factors: Sequence[float | None] = ()
+    method: MethodSpec,
+    inputs: Inputs,
+    *,
+    totals: Counts | None = None,
+    factors: Sequence[float | None] = (),
+    given: Coefficients | None = None,
 ) -> Result:
-    """Everything at once, for a whole batch and a resolved method. ``factors``: one a stage, see ``apply_stage``."""
+    """Everything at once, for a whole batch and a resolved method. ``factors``: one a stage, see ``apply_stage``.
+
+    ``given``: coefficients of tokens that are weighted one by one; empty: those of ``loss.aggregate``.
+    """
     applied, found = nothing(inputs.rollout_N, inputs.valid_N), stages(method)
     for stage, factor in zip(found, factors or [None] * len(found), strict=True):
         correction = apply_stage(stage, inputs, factor=factor)
         applied = applied.then(correction, measured_only=method.algo.metrics_only)
     applied = with_top(method, inputs, applied)
-    return loss_of(method, inputs, applied, denominators(method.loss, inputs, applied.keep_N, totals))
+    coefficients = denominators(method.loss, inputs, applied.keep_N, totals) if given is None else given
+    return loss_of(method, inputs, applied, coefficients)
 
 
-def token_gradient(method: MethodSpec, inputs: Inputs, *, totals: Counts | None = None) -> Tensor:
-    """d loss / d current log-prob of each token, detached; the loss is a function of the parameters through it alone."""
+def token_gradient(
+    method: MethodSpec, inputs: Inputs, *, totals: Counts | None = None, given: Coefficients | None = None
+) -> Tensor:
+    """d loss / d current log-prob of each token, detached; the parameters enter the loss through it alone."""
     current_N = inputs.current_N.detach().requires_grad_()
-    result = evaluate(method, replace(inputs, current_N=current_N), totals=totals)
+    result = evaluate(method, replace(inputs, current_N=current_N), totals=totals, given=given)
     if not result.loss.total.requires_grad:
         return torch.zeros_like(current_N)
     (gradient_N,) = torch.autograd.grad(result.loss.total, current_N)

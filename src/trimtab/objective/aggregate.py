@@ -50,16 +50,23 @@ def coefficients(
     """
     per_row_B, local = count(counted_N, row_N, rows)
     total = totals if totals is not None else local
+    row_B = row_coefficients(per_row_B, total, aggregate=aggregate, constant=constant, group_B=group_B)
+    return torch.where(counted_N, row_B[row_N], 0.0)
+
+
+def row_coefficients(
+    per_row_B: Tensor, total: Counts, *, aggregate: Aggregate, constant: float, group_B: Tensor | None = None
+) -> Tensor:
+    """The coefficient of each row's counted tokens, float64 [B]; ``per_row_B``: how many they are. See above."""
     match aggregate:
         case Aggregate.token_mean:
-            row_coefficient_B = torch.full_like(per_row_B, 1.0 / max(total.tokens, 1))
+            return torch.full_like(per_row_B, 1.0 / max(total.tokens, 1))
         case Aggregate.sequence_mean:
-            row_coefficient_B = 1.0 / (per_row_B.clamp(min=1.0) * max(total.rows, 1))
+            return 1.0 / (per_row_B.clamp(min=1.0) * max(total.rows, 1))
         case Aggregate.sequence_sum:
-            row_coefficient_B = torch.full_like(per_row_B, 1.0 / (constant * max(total.rows, 1)))
+            return torch.full_like(per_row_B, 1.0 / (constant * max(total.rows, 1)))
         case Aggregate.group_mean:
-            row_coefficient_B = 1.0 / (_group_tokens(per_row_B, group_B) * max(total.rows, 1))
-    return torch.where(counted_N, row_coefficient_B[row_N], 0.0)
+            return 1.0 / (_group_tokens(per_row_B, group_B) * max(total.rows, 1))
 
 
 def _group_tokens(per_row_B: Tensor, group_B: Tensor | None) -> Tensor:

@@ -62,13 +62,16 @@ def combine(
     entropy_N: Tensor | None = None,
     reward_N: Tensor | None = None,
     positive_tokens: int | None = None,
+    log_ratio_N: Tensor | None = None,
 ) -> Loss:
     """policy + kl_coef KL - entropy_coef entropy + log_ratio_penalty pull + positive_nll_coef nll.
 
     policy: over valid, kept and top tokens. ``loss.reject_terms``: whether a rejected token loses its KL and entropy
     terms too. pull: (current - anchor)^2 over all valid tokens, rejected or not, its log-ratio within
-    +-``loss.log_ratio_clamp``, as prime-rl's kl_tau. nll: see ``positive_nll``. A term with missing inputs is 0. What stands at tokens that are not
-    valid is never looked at. Raises DataError if ``loss.kl_importance`` names log-probs that are missing.
+    +-``loss.log_ratio_clamp``, as prime-rl's kl_tau. nll: see ``positive_nll``. log_ratio_N: of the policy ratio at
+    ``loss.ratio_level``, the anchor's weight of the KL; empty: each token's own. A term with missing inputs is 0. What
+    stands at tokens that are not valid is never looked at. Raises DataError if ``loss.kl_importance`` names log-probs
+    that are missing.
     """
     valid_N, coefficient_N = terms.valid_N, terms.term_coefficient_N
     current_N = torch.where(valid_N, current_N, 0.0)
@@ -76,7 +79,7 @@ def combine(
     policy = weighted_sum(terms.surrogate.loss_N, terms.policy_coefficient_N, policy_N)
     kl = entropy = pull = nll = torch.zeros((), dtype=policy.dtype)
     if reference_N is not None:
-        log_weight_N = _kl_log_weight(spec.kl_importance, valid_N, current_N, anchor_N, rollout_N)
+        log_weight_N = _kl_log_weight(spec.kl_importance, valid_N, current_N, anchor_N, rollout_N, log_ratio_N)
         kl_N = _kl(spec, current_N, torch.where(valid_N, reference_N, 0.0), log_weight_N)
         kl = weighted_sum(kl_N, coefficient_N, term_N)
     if entropy_N is not None:
@@ -132,11 +135,17 @@ def _kl(spec: LossSpec, current_N: Tensor, reference_N: Tensor, log_weight_N: Te
         log_weight_N=log_weight_N,
         clamp=spec.kl_clamp,
         log_ratio_clamp=spec.kl_input_clamp,
+        exponent_clamp=spec.log_ratio_clamp,
     )
 
 
 def _kl_log_weight(
-    importance: KlImportance, valid_N: Tensor, current_N: Tensor, anchor_N: Tensor | None, rollout_N: Tensor | None
+    importance: KlImportance,
+    valid_N: Tensor,
+    current_N: Tensor,
+    anchor_N: Tensor | None,
+    rollout_N: Tensor | None,
+    log_ratio_N: Tensor | None,
 ) -> Tensor | None:
     def against(other_N: Tensor | None, name: str) -> Tensor:
         if other_N is None:
@@ -149,10 +158,10 @@ def _kl_log_weight(
         case KlImportance.rollout:
             return against(rollout_N, "rollout_N").detach()
         case KlImportance.anchor:
-            return against(anchor_N, "anchor_N").detach()
+            return (against(anchor_N, "anchor_N") if log_ratio_N is None else log_ratio_N).detach()
         case KlImportance.current_live:
             return current_N - current_N.detach()
         case KlImportance.rollout_live:
             return against(rollout_N, "rollout_N")
         case KlImportance.anchor_live:
-            return against(anchor_N, "anchor_N")
+            return against(anchor_N, "anchor_N") if log_ratio_N is None else log_ratio_N

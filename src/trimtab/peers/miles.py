@@ -29,6 +29,15 @@ def sample_mean(metrics: TokenMetrics, valid_N: Tensor, row_N: Tensor, length_B:
 # -- the masked importance sampling example, prefix mis_ -----------------------------------------------------------
 
 
+def bounds(
+    tis: tuple[float | None, float], rs: tuple[float | None, float | None]
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(lower, upper) of weights and of rejection: a lower bound left empty is 1/upper, an rs bound the tis one."""
+    low, high = tis
+    low = 1 / high if low is None else low
+    return (low, high), (low if rs[0] is None else rs[0], high if rs[1] is None else rs[1])
+
+
 def off_policy(train_N: Tensor, rollout_N: Tensor, valid_N: Tensor, row_N: Tensor, length_B: Tensor) -> TokenMetrics:
     """Perplexities, KL estimates and chi-squared; log perplexity = -mean log-prob of a row, 0 without tokens.
 

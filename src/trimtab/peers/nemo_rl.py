@@ -12,6 +12,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from trimtab.errors import ConfigError
 from trimtab.objective.aggregate import Counts
 from trimtab.peers.segments import only, row_count, row_sum
 from trimtab.spec import KlEstimator
@@ -36,6 +37,15 @@ class Truncation:
     upper: float
     lower: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.lower is None and self.kind is not TruncationKind.tis:
+            raise ConfigError(f"{self.kind.value} needs truncated_importance_sampling_ratio_min, for example 0.5")
+        if self.upper <= 0 or (self.lower is not None and self.lower > self.upper):
+            raise ConfigError(
+                f"truncated_importance_sampling_ratio={self.upper:g} and ratio_min={self.lower}: bounds need "
+                "0 < ratio and ratio_min <= ratio; for example 2.0 and 0.5"
+            )
+
 
 @dataclass(frozen=True)
 class Options:
@@ -54,6 +64,13 @@ class Options:
     use_on_policy_kl_approximation: bool = False
     truncation: Truncation | None = None
     positive_example_nll_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        by_row = self.sequence_level_importance_ratios
+        if by_row and self.token_level_loss:
+            raise ConfigError("sequence_level_importance_ratios needs token_level_loss=false")
+        if by_row and self.truncation is not None and self.truncation.kind is TruncationKind.seq_mask_tis:
+            raise ConfigError("seq-mask-tis is of token weights; use sequence_level_importance_ratios=false")
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,14 @@ def token_weights(
     return weight_N if overflow_B is None else weight_N * (1.0 - overflow_B.to(dtype)[row_N])
 
 
+def policy_weights(
+    advantage_B: Tensor, reward_B: Tensor, *, use_advantages: bool = True, relu_log_p_weights: bool = False
+) -> Tensor:
+    """What multiplies the ratio in ppo and reinforce, [B]: advantages or rewards, negative ones as 0 if relu."""
+    weight_B = advantage_B if use_advantages else reward_B
+    return weight_B.clamp(min=0) if relu_log_p_weights else weight_B
+
+
 @dataclass(frozen=True)
 class _Batch:
     valid_N: Tensor

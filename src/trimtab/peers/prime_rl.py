@@ -7,15 +7,23 @@ one is kept. A row's mean over no tokens is 0; shares are float32.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from trimtab.method import Coefficients
 from trimtab.peers.segments import only, row_count, row_extremes, row_mean, row_share
 
 REF_KL_MASK_LOW = 0.2
 """Largest fall of a token's probability below the rollout's that the ref_kl component keeps."""
+
+REF_KL_TAU = 1e-3
+"""The ref_kl component's coefficient of the squared log-ratio."""
+
+LEGACY_SEQUENCE_CAP = math.exp(10.0)
+"""Largest sequence ratio of the older loss, whatever ``sequence_clip_high``."""
 
 Rows = dict[str, Tensor]
 
@@ -75,6 +83,21 @@ def _batch(current_N: Tensor, rollout_N: Tensor, where_N: Tensor, row_N: Tensor,
 
 def _component(valid_N: Tensor, weight_N: Tensor | None) -> Tensor:
     return valid_N if weight_N is None else valid_N & (weight_N != 0)
+
+
+def coefficients(weight_N: Tensor, scale: float) -> Coefficients:
+    """Of a component's tokens: weight / scale, for the policy term and the squared log-ratio alike.
+
+    ``weight_N``: ``rl_weights``, ``ce_weights`` or ``ref_kl_weights``, 0 outside of the component; ``scale``: its
+    tokens in the global batch.
+    """
+    coefficient_N = weight_N / scale
+    return Coefficients(coefficient_N, coefficient_N)
+
+
+def scaled(advantage_B: Tensor, adv_tau: float) -> Tensor:
+    """Advantages as the loss takes them."""
+    return adv_tau * advantage_B
 
 
 def default_metrics(

@@ -12,6 +12,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from trimtab.errors import ConfigError
 from trimtab.peers.segments import only, row_count, row_sum
 from trimtab.spec import LOG_RATIO_CLAMP, RatioLevel
 
@@ -215,6 +216,8 @@ def _vespo_weight(
 ) -> Tensor:
     """phi = exp(rate + k log w - rate w) of each row, with w the clamped product of its ratios and corrections, [B]."""
     log_w_N = log_ratio_N.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+    if weight_N is not None and weight_N.shape != log_w_N.shape:
+        raise ConfigError("vespo takes a weight for each token; use token_truncate or token_mask")
     if weight_N is not None:
         log_w_N = log_w_N + weight_N.detach().log().clamp(VESPO_FLOOR, LOG_RATIO_CLAMP)
     log_w_B = row_sum(log_w_N, batch.valid_N, batch.row_N, batch.rows).clamp(VESPO_FLOOR, LOG_RATIO_CLAMP)

@@ -26,8 +26,8 @@ from trimtab.spec.choices import (
     Match,
     Mismatch,
     Numerator,
-    OverTokens,
     Overlong,
+    OverTokens,
     Pair,
     PolicyKind,
     PromptStyle,
@@ -66,6 +66,7 @@ from trimtab.spec.run import (
 )
 
 __all__ = [
+    "LOG_RATIO_CLAMP",
     "AdvantageKl",
     "AdvantageSpec",
     "Aggregate",
@@ -84,7 +85,6 @@ __all__ = [
     "EvalSpec",
     "KlEstimator",
     "KlImportance",
-    "LOG_RATIO_CLAMP",
     "Level",
     "LogprobsMode",
     "LossName",

@@ -1,4 +1,4 @@
-"""A method: which policies are compared, how they are corrected, what is minimised. Frozen; the home of its defaults."""
+"""A method: which policies are compared, how they are corrected, what is minimised. The home of its defaults."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from trimtab.spec.choices import (
     Level,
     LossName,
     Numerator,
-    OverTokens,
     Overlong,
+    OverTokens,
     Pair,
     Proximal,
     RatioLevel,
@@ -64,12 +64,12 @@ class MisSpec:
 
     tis_mode: TisMode = opt(TisMode.truncate, "how importance weights are bounded")
     tis_level: Level = opt(Level.token, "what one importance weight covers")
-    tis_lower_bound: Optional[float] = opt(None, "lower bound of the weight (clip, mask)")
+    tis_lower_bound: Optional[float] = opt(None, "lower bound of the weight (clip, mask, zero); 0 for none")
     tis_upper_bound: Optional[float] = opt(None, "upper bound of the weight")
     tis_batch_normalize: bool = opt(False, "divide weights by their batch mean")
     use_rs: bool = opt(False, "rejection sampling: leave out what lies outside the rs bounds")
     rs_level: Level = opt(Level.token, "what one rejection decision covers")
-    rs_lower_bound: Optional[float] = opt(None, "smallest accepted ratio proximal/rollout")
+    rs_lower_bound: Optional[float] = opt(None, "smallest accepted ratio proximal/rollout; 0 for none")
     rs_upper_bound: Optional[float] = opt(None, "largest accepted ratio proximal/rollout")
     rs_veto_threshold: Optional[float] = opt(None, "reject a sequence holding a token with ratio below this")
     reject: List[RejectSpec] = opt([], "rejection rules of any statistic, chained with use_rs and the veto")
@@ -86,8 +86,8 @@ class MisSpec:
 class LossSpec:
     name: LossName = opt(LossName.ppo_clip, "the per-token surrogate; see docs/methods.md")
     ratio_level: RatioLevel = opt(RatioLevel.token, "what one ratio current/anchor covers; sequence is GSPO")
-    clip_low: float = opt(0.2, "PPO clip: the ratio's lower bound is 1 - clip_low")
-    clip_high: float = opt(0.2, "PPO clip: the ratio's upper bound is 1 + clip_high")
+    clip_low: float = opt(0.2, "lower bound of the clip: ratio >= 1 - clip_low; other losses: docs/methods.md")
+    clip_high: float = opt(0.2, "upper bound of the clip: ratio <= 1 + clip_high; other losses: docs/methods.md")
     dual_clip: Optional[float] = opt(None, "cap of the loss at dual_clip * |advantage| for negative advantages (> 1)")
     log_ratio_clamp: Optional[float] = opt(
         LOG_RATIO_CLAMP, "bound on the |log-ratio| current - anchor, against overflow; null for none"
@@ -110,7 +110,7 @@ class LossSpec:
         KlImportance.none, "weight of the KL term for off-policy tokens: current/rollout, current/anchor"
     )
     kl_input_clamp: Optional[float] = opt(None, "bound on |current - reference| before the KL estimate; null for none")
-    kl_clamp: Optional[float] = opt(None, "bound on the KL estimate of a token; null for none")
+    kl_clamp: Optional[float] = opt(None, "bound on the weighted KL estimate of a token; null for none")
     advantage_kl: AdvantageKl = opt(
         AdvantageKl.none, "KL inside the advantage: current - anchor, or current - reference, taken from it"
     )
@@ -126,7 +126,9 @@ class AdvantageSpec:
     baseline: Baseline = opt(Baseline.group_mean, "what is taken from the reward")
     scale: Scale = opt(Scale.std, "what the centred reward is divided by")
     epsilon: float = opt(1e-6, "added to the standard deviation")
-    overlong: Overlong = opt(Overlong.keep, "responses cut at max_tokens: keep, drop from the loss, or punish by length")
+    overlong: Overlong = opt(
+        Overlong.keep, "responses cut at max_tokens: keep, drop, or punish by length"
+    )
     overlong_buffer: int = opt(0, "punish: the reward falls over this many last tokens before max_tokens")
     overlong_penalty: float = opt(1.0, "punish: what a response of max_tokens loses")
     equal_groups: EqualGroups = opt(EqualGroups.keep, "groups whose rewards are all equal: keep or drop their rows")

@@ -147,7 +147,9 @@ class RunSpec:
     run_dir: str = opt("", "where the run's files go; empty: runs/<time>_<algo>_<hash>")
     resume: str = opt("no", "no | auto (the last good checkpoint in run_dir, if any) | a run or checkpoint folder")
     shadow: Any = opt([], "presets measured beside the method, each step, without touching the run: a list, or all")
-    shadow_gradient_every: int = opt(0, "steps between comparisons of the shadows' gradients with the method's, 0 for never")
+    shadow_gradient_every: int = opt(
+        0, "steps between comparisons of the shadows' gradients, 0 for never"
+    )
     algo: AlgoSpec = opt(AlgoSpec, "algorithm")
     mis: MisSpec = opt(MisSpec, "correction")
     loss: LossSpec = opt(LossSpec, "objective")

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from trimtab.batch import Batch, Finish, Prompt, Sample, Sampling, pack
 from trimtab.errors import CheckpointError, DataError, EngineError, NonFiniteError, Preempted, TrimtabError
-from trimtab.objective.advantage import group_advantages
-from trimtab.objective.overlong import overlong_penalty
 from trimtab.protocol import Policy, Probe, Recorder, Rollout, Task, Tracker
-from trimtab.spec import Engine, EqualGroups, Mismatch, Overlong, RunSpec
+from trimtab.spec import Engine, MethodSpec, Mismatch, RunSpec
 from trimtab.train import checkpoint
+from trimtab.train.advantages import advantages
 from trimtab.train.clock import Clock
 from trimtab.train.data import PromptStream
 from trimtab.train.evaluate import Evaluator
 from trimtab.train.optim import Optimizer
 from trimtab.train.seeds import derive
+from trimtab.train.shadow import ShadowMethods, inputs_of
 from trimtab.train.signals import StopSignal
 from trimtab.train.state import TrainState
 from trimtab.train.update import Outcome, Updater
@@ -44,6 +43,7 @@ class Parts:
     probe: Probe
     record: Recorder
     stop_ids: tuple[int, ...]
+    shadows: Mapping[str, MethodSpec] = field(default_factory=dict)
 
 
 @contextmanager
@@ -70,6 +70,7 @@ class Loop:
         updates = spec.steps * spec.optim.epochs * spec.optim.minibatches
         self._optimizer = Optimizer(parts.policy.parameters(), spec.optim, updates)
         self._updater = Updater(parts.policy, self._optimizer, spec)
+        self._shadow = ShadowMethods(parts.shadows, parts.policy, spec)
         self._watch = Watch(spec.mis)
         self.state = TrainState()
 
@@ -147,30 +148,6 @@ class Loop:
         groups = [i // self._spec.rollout.group_size for i in range(len(samples))]
         return pack(samples, groups, rewards), texts
 
-    def _advantages(self, batch: Batch, cut_B: Tensor) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Advantages, the rows to leave out, and the shares of equal groups; ``cut_B``: responses cut at max_tokens."""
-        spec, reward_B, metrics = self._spec.advantage, batch.reward_B, {}
-        dropped_B = torch.zeros_like(cut_B)
-        match spec.overlong:
-            case Overlong.keep:
-                pass
-            case Overlong.drop:
-                dropped_B = cut_B
-            case Overlong.punish:
-                limit, buffer = self._spec.rollout.max_tokens, spec.overlong_buffer
-                penalty_B = overlong_penalty(batch.length_B, limit, buffer, spec.overlong_penalty)
-                reward_B, metrics = reward_B - penalty_B, {"train/overlong_penalty": float(penalty_B.mean())}
-        result = group_advantages(
-            reward_B, batch.group_B, baseline=spec.baseline, scale=spec.scale, epsilon=spec.epsilon
-        )
-        match spec.equal_groups:
-            case EqualGroups.keep:
-                pass
-            case EqualGroups.drop:
-                dropped_B = dropped_B | result.equal_B
-        metrics["train/equal_group_fraction"] = float(result.equal_B.double().mean())
-        return result.advantage_B, dropped_B, metrics
-
     def _check_gap(self, outcome: Outcome, fresh: bool) -> None:
         """The whole batch as a probe at no cost: its mismatch, where nothing but rounding may explain one."""
         spec = self._spec
@@ -234,12 +211,15 @@ class Loop:
         with clock("reward"):
             batch, texts = self._reward(samples)
             cut_B = torch.tensor([sample.finish is Finish.length for sample in samples])
-            advantage_B, dropped_B, metrics = self._advantages(batch, cut_B)
-        lag = self.state.version - batch.version_N.double()
-        outcome = self._updater(
-            batch, advantage_B, dropped_B, step=step, version=self.state.version, clock=clock
-        )
-        self._check_gap(outcome, fresh=not lag.any())
+            advantage_B, dropped_B, metrics = advantages(batch, cut_B, spec.advantage, spec.rollout.max_tokens)
+        lag_N = (self.state.version - batch.version_N).clamp(min=0)  # a recording counts another run's versions
+        if self._shadow.due(step):
+            with clock("shadow_gradient"):
+                metrics |= self._shadow.gradients(batch, advantage_B, dropped_B, lag_N)
+        outcome = self._updater(batch, advantage_B, dropped_B, lag_N, step, clock)
+        with clock("shadow"):
+            metrics |= self._shadow.figures(inputs_of(batch, advantage_B, dropped_B, lag_N, outcome.first_N))
+        self._check_gap(outcome, fresh=not lag_N.any())
         self.state.step = step
         self.state.tokens += batch.tokens
         metrics |= self._count(outcome) | outcome.metrics | self._hand_over(samples, clock)
@@ -253,7 +233,7 @@ class Loop:
             "train/response_length": float(batch.length_B.double().mean()),
             "train/empty_response_fraction": float((batch.length_B == 0).double().mean()),
             "train/truncated_fraction": float(cut_B.double().mean()),
-            "train/lag": float(lag.mean()) if batch.tokens else 0.0,
+            "train/lag": float(lag_N.double().mean()) if batch.tokens else 0.0,
             "train/tokens": self.state.tokens,
         }
         self._watch(step, batch, metrics)

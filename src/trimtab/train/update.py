@@ -12,18 +12,19 @@ from torch import Tensor
 from trimtab.batch import Batch, Scores
 from trimtab.correction import Correction, CorrectionStats, measure
 from trimtab.method import (
-    needs_reference,
     Inputs,
     Result,
     apply_stage,
     denominators,
     loss_of,
+    needs_reference,
     needs_whole,
+    recomputes,
     stages,
     with_top,
 )
 from trimtab.protocol import Policy
-from trimtab.spec import Algo, MethodSpec, Proximal, RunSpec
+from trimtab.spec import MethodSpec, RunSpec
 from trimtab.train.clock import Clock
 from trimtab.train.means import Means
 from trimtab.train.optim import Optimizer
@@ -56,10 +57,20 @@ class Tally:
         self.correction: CorrectionStats | None = None
         self.applied = self.nonfinite = self.all_rejected = 0
         self.losses: list[float] = []
+        self.weighted_reward = self.reward_weight = 0.0
 
     def add_correction(self, correction: Correction) -> None:
         stats = measure(correction)
         self.correction = stats if self.correction is None else self.correction.merge(stats)
+
+    def add_rewards(self, part: Scored) -> None:
+        """Rewards by the weight that the correction leaves a row: the mean of weight times keep over its tokens."""
+        applied_N = torch.where(part.valid_N & part.applied.keep_N, part.applied.weight_N.double(), 0.0)
+        none_B = torch.zeros(part.batch.rows, dtype=torch.float64)
+        count_B = none_B.index_add(0, part.batch.row_N, part.valid_N.double()).clamp(min=1)
+        weight_B = none_B.index_add(0, part.batch.row_N, applied_N) / count_B
+        self.weighted_reward += float((weight_B * part.batch.reward_B.double()).sum())
+        self.reward_weight += float(weight_B.sum())
 
 
 class Updater:
@@ -69,8 +80,7 @@ class Updater:
         self._policy, self._optimizer, self._spec = policy, optimizer, spec
         self._method = method = MethodSpec(spec.algo, spec.mis, spec.loss)
         self._stages = stages(method)
-        guessed = spec.algo.proximal is Proximal.loglinear
-        self._recomputes = spec.algo.name in (Algo.standard, Algo.decoupled) and not guessed
+        self._recomputes = recomputes(method)
         self._needs_whole = needs_whole(method)
 
     # -- scoring and correcting ------------------------------------------------------------------------------------
@@ -144,6 +154,7 @@ class Updater:
         means.add("train/clip_fraction_low", surrogate.clipped_low_N, valid_N)
         means.add("train/clip_fraction_high", surrogate.clipped_high_N, valid_N)
         means.add("train/dual_clip_fraction", surrogate.dual_clipped_N, valid_N)
+        means.add("train/kept_fraction", part.applied.keep_N.double(), valid_N)
         means.add("train/ppo_kl", -x_N, valid_N & x_N.isfinite())
         if self._recomputes:
             means.add("train/ois", x_N.double().exp(), valid_N)
@@ -151,9 +162,7 @@ class Updater:
             means.add("train/entropy", inputs.entropy_N, valid_N)
         return result
 
-    def _update(
-        self, scored: Scored, rows: Sequence[int], first_N: Tensor | None, tally: Tally, clock: Clock
-    ) -> None:
+    def _update(self, scored: Scored, rows: Sequence[int], first_N: Tensor | None, tally: Tally, clock: Clock) -> None:
         """Forward, backward, clip and step over ``rows``. ``first_N``: where log-probs of a first pass are written to;
         such a pass is also the one that the correction's statistics are of."""
         part, measured = scored.select(rows), None if first_N is None else tally
@@ -165,10 +174,8 @@ class Updater:
             part = replace(part, applied=with_top(self._method, inputs, part.applied))
         with clock("loss"):
             unscored = part.inputs(blank(part.batch.tokens))
-            part = replace(
-                part, coefficients=denominators(self._spec.loss, unscored, part.applied.keep_N)
-            )
-        total = kept = policy = kl = 0.0
+            part = replace(part, coefficients=denominators(self._spec.loss, unscored, part.applied.keep_N))
+        total = kept = policy = kl = pull = nll = 0.0
         positions = scored.batch.positions_of(rows) if first_N is not None else None
         for cut in microbatches(part.batch, rows_with(part.valid_N, part.batch), self._spec.optim.microbatch_tokens):
             micro = part.select(cut)
@@ -180,15 +187,22 @@ class Updater:
                     first_N[positions[part.batch.positions_of(cut)]] = inputs.current_N.detach()
                 if not self._needs_whole:
                     micro = self._correct(micro, inputs, True, measured)
+                if measured is not None:
+                    measured.add_rewards(micro)
                 loss = self._loss(micro, inputs, tally.means).loss
                 total += float(loss.total.detach())
                 policy, kl = policy + float(loss.policy), kl + float(loss.kl)
+                pull, nll = pull + float(loss.pull), nll + float(loss.nll)
                 kept += int((micro.applied.keep_N & micro.valid_N).sum())
             with clock("backward"):
                 loss.total.backward()
         tally.means.add_sum("train/pg_loss", policy, 1)
         if self._spec.loss.kl_coef != 0.0:
             tally.means.add_sum("train/kl_loss", kl, 1)
+        if self._spec.loss.log_ratio_penalty != 0.0:
+            tally.means.add_sum("train/log_ratio_penalty", pull, 1)
+        if self._spec.loss.positive_nll_coef != 0.0:
+            tally.means.add_sum("train/positive_nll", nll, 1)
         with clock("optimizer"):
             self._apply(total, kept, tally)
 
@@ -209,13 +223,12 @@ class Updater:
     # -- the whole step --------------------------------------------------------------------------------------------
 
     def __call__(
-        self, batch: Batch, advantage_B: Tensor, dropped_B: Tensor, *, step: int, version: int, clock: Clock
+        self, batch: Batch, advantage_B: Tensor, dropped_B: Tensor, lag_N: Tensor, step: int, clock: Clock
     ) -> Outcome:
         """Train on one batch. ``dropped_B`` rows (equal groups, overlong ones, by option) take no part at all;
-        ``version`` is that of the weights as they stand."""
+        ``lag_N``: updates between the policy that sampled a token and the weights as they stand."""
         optim, tally = self._spec.optim, Tally()
         lr = self._optimizer.lr
-        lag_N = (version - batch.version_N).clamp(min=0)  # a recording counts another run's versions
         scored = self._score(batch, advantage_B, dropped_B, lag_N, clock)
         proximal_N = scored.proximal_N
         if proximal_N is not None:
@@ -229,6 +242,7 @@ class Updater:
                 self._update(scored, part, first_N if epoch == 0 else None, tally, clock)
         metrics = tally.means.as_dict() | {"train/lr": lr}
         metrics["train/loss"] = sum(tally.losses) / max(len(tally.losses), 1)
+        metrics["train/reward_weighted"] = tally.weighted_reward / (tally.reward_weight or 1.0)
         if tally.correction is not None:
             metrics |= {f"train/{name}": value for name, value in tally.correction.as_dict().items()}
         first_N, recomputed = (first_N, False) if proximal_N is None else (proximal_N, True)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from trimtab.batch import Batch
-from trimtab.spec import Level, MisSpec, TisMode
+from trimtab.spec import Level, MisSpec, OverTokens, TisMode
 from trimtab.stat import LOG_RATIO_CLAMP
 
 log = logging.getLogger(__name__)
@@ -34,9 +34,9 @@ def concerns(mis: MisSpec, batch: Batch, metrics: Mapping[str, float]) -> Iterat
             f"{share:.0%} of the rows hold tokens without a rollout log-prob ({count}); they are taken as on-policy. "
             "A share that doesn't vanish points at the engine's dtype or rollout.logprobs_mode",
         )
-    whole = (mis.tis_mode is not TisMode.off and mis.tis_level is Level.sequence) or (
-        mis.use_rs and mis.rs_level is Level.sequence
-    )
+    weighted = mis.tis_mode is not TisMode.off and mis.tis_level is Level.sequence
+    summed = any(rule.over_tokens is OverTokens.sum for rule in mis.reject)
+    whole = weighted or summed or (mis.use_rs and mis.rs_level is Level.sequence)
     predicted = metrics.get("train/mis_k3_kl", 0.0) * metrics.get("train/response_length", 0.0)
     if whole and predicted > LOG_RATIO_CLAMP / 2:
         yield (

@@ -22,7 +22,7 @@ def job(composed: DictConfig) -> float | None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads slow a busy machine tenfold
     try:
         spec = config.with_run_dir(config.prepare(composed, config.job_overrides()))
-        for line in config.ignored(config.to_spec(composed), config.job_overrides()):
+        for line in config.notes(config.to_spec(composed), spec, config.job_overrides()):
             print(f"note: {line}", file=sys.stderr)
         from trimtab import experiment
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from trimtab.batch import Finish, Problem, Prompt, Sample
+from trimtab.build import Pieces
 from trimtab.errors import DataError
 from trimtab.recording import SCHEMA, RecordedStep, read_rollouts, write_rollouts
 
@@ -164,3 +167,24 @@ def test_a_log_prob_that_is_null_is_missing(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "a.parquet")
     step = read_rollouts(tmp_path)[0]
     assert text((step.samples[0].logps, step.proximal_logps[0])) == text(((math.nan, -0.5), (-0.25, math.nan)))
+
+
+class SentencePieces:
+    """Drops the space before a first token, as SentencePiece decoders do; ids 7 and 8 are the two bytes of é."""
+
+    vocabulary, end_ids = 10, (0,)
+    texts: ClassVar[dict[int, bytes]] = {0: b"", 1: b"1", 2: b" the", 7: b"\xc3", 8: b"\xa9"}
+
+    def encode(self, prompt: str | list[dict[str, str]]) -> tuple[int, ...]:
+        assert prompt == "1"
+        return (0, 1)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self.texts[i] for i in ids).decode(errors="replace").removeprefix(" ")
+
+    def ids_containing(self, text: str) -> tuple[int, ...]:
+        raise NotImplementedError
+
+
+def test_each_token_has_the_text_that_it_adds() -> None:
+    assert Pieces(SentencePieces())((2, 7, 8, 0, 2)) == (" the", "\ufffd", "\ufffd", "", " the")

@@ -24,6 +24,7 @@ MATHS = {"correction", "objective", "method", "peers"}
 DATA = STDLIB | {"batch", "stat", "protocol"}
 PARTS = {"rollout", "policy", "task", "track"}
 TOP = {"folder", "provenance", "summary", "launch", "report", "build", "experiment", "cli", "doctor", "replay"}
+TOP |= {"sweep_command"}
 MAY_IMPORT: dict[str, set[str]] = {
     "spec": {"spec", "errors"},
     "errors": set(),
@@ -52,8 +53,8 @@ HYDRA = {"hydra", "omegaconf"}
 THIRD_PARTIES = {
     "hydra": {"config", "run"},
     "omegaconf": {"config", "run", "cli"},
-    "yaml": {"config", "experiment", "cli"},
-    "pyarrow": {"recording"},
+    "yaml": {"config", "experiment", "cli", "report/sources/folder", "track/identity", "track/sync"},
+    "pyarrow": {"recording", "report/sources/lines"},
     "safetensors": {"train/checkpoint", "policy"},
     "transformers": {"policy", "rollout/transformers"},
     "tokenizers": {"policy/tiny"},
@@ -62,9 +63,14 @@ THIRD_PARTIES = {
     "reasoning_gym": {"task/reasoning_gym"},
     "datasets": {"task/hf"},
     "math_verify": {"task/match"},
-    "wandb": {"track/wandb"},
+    "wandb": {"track/wandb", "track/sync", "report/wandb_report", "report/sources/offline", "report/sources/project"},
+    "google": {"report/sources/offline"},
+    "wandb_workspaces": {"report/wandb_report"},
+    "requests": {"track/sync", "report/wandb_report"},
+    "tensorboard": {"track/tensorboard"},
+    "trackio": {"track/trackio"},
     "rich": {"track/console"},
-    "matplotlib": {"truth/plot"},
+    "matplotlib": {"truth/plot", "report/png"},
 }
 WITHOUT_TORCH = {
     "spec",

@@ -60,6 +60,14 @@ def make_tracker(spec: RunSpec, folder: RunFolder) -> Tracker:
             from trimtab.track.wandb import WandbTracker
 
             trackers.append(WandbTracker(spec.tracker))
+        case TrackerName.tensorboard:
+            from trimtab.track.tensorboard import TensorboardTracker
+
+            trackers.append(TensorboardTracker())
+        case TrackerName.trackio:
+            from trimtab.track.trackio import TrackioTracker
+
+            trackers.append(TrackioTracker(spec.tracker))
     return Trackers(trackers)
 
 

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trimtab import replay
+from trimtab import replay, sweep_command
 from trimtab.errors import TrimtabError
 from trimtab.folder import RunFolder
+from trimtab.report import command as compare
+from trimtab.report import report_command
 from trimtab.truth import command as truth
 
 DONE, FAILED, REFUSED = 0, 1, 2
@@ -24,6 +26,9 @@ Commands beside training. Training itself is  python -m run [overrides]  (python
   trimtab runs             the runs below runs/: state, step, reward
   trimtab truth            bias and variance of each correction's gradient, exactly, on a tiny problem
   trimtab replay           what other corrections would have made of a recorded run
+  trimtab compare          which setting of a sweep is better, by how much and how surely: a page and tables
+  trimtab report           a sweep as a report in W&B
+  trimtab sweep sync       upload a sweep's runs to W&B from another machine
   trimtab COMMAND --help   what a command does, its options and exit codes
 """
 DOCTOR = """\
@@ -182,6 +187,9 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("folder", nargs="?", default="runs", metavar="FOLDER", help="where to look")
     truth.add(commands)
     replay.add(commands)
+    compare.add(commands)
+    sweep_command.add(commands)
+    report_command.add(commands)
     return top
 
 

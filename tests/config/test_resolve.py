@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trimtab.config import check, config_hash, ignored, resolve
+from trimtab.config import check, compose, config_hash, doubtful, ignored, resolve
 from trimtab.config.keys import with_values
 from trimtab.config.resolve import UNHASHED, probe_bound
 from trimtab.errors import ConfigError
@@ -415,3 +415,19 @@ def test_what_has_no_effect_is_said() -> None:
 
 def test_a_lower_bound_that_rs_falls_back_to_is_not_called_ignored() -> None:
     assert ignored(spec_of(mis__tis_lower_bound=0.2, mis__use_rs=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ([], ""),
+        (["level=geometric"], ""),
+        (["level=geometric", "mis.tis_upper_bound=2"], "mis.tis_lower_bound=null mis.tis_upper_bound=2 at level=geometric"),
+        (["rs=geometric", "mis.rs_upper_bound=2"], "mis.rs_lower_bound=0.5 mis.rs_upper_bound=2 at level=geometric"),
+        (["tis_mode=clip", "mis.tis_upper_bound=1.001"], "at level=token concern nearly everything"),
+        (["tis_mode=off", "level=geometric", "mis.tis_upper_bound=2"], ""),
+    ],
+)
+def test_bounds_that_can_hardly_be_meant_are_noted(overrides: list[str], told: str) -> None:
+    lines = doubtful(compose(overrides))
+    assert (told in lines[0] and "(null)" in lines[0]) if told else lines == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -126,6 +127,14 @@ def test_a_sweep_numbers_its_folders(tmp_path: Path) -> None:
     assert [Path(folder).name for folder in folders] == ["0", "1", "2", "3"]
     assert len({Path(folder).parent for folder in folders}) == 1
     assert Path(folders[0]).parents[1] == tmp_path.resolve() / "multirun"
+    sweep = Path(folders[0]).parent
+    manifest = json.loads((sweep / "sweep.json").read_text())
+    assert manifest["sweep"] == sweep.name
+    assert [(run["dir"], run["seed"], run["overrides"]) for run in manifest["runs"]] == [
+        (str(i), seed, [f"seed={seed}", f"level={level}"])
+        for i, (seed, level) in enumerate((s, lv) for s in (0, 1) for lv in ("token", "geometric"))
+    ]
+    assert len({run["config_hash"] for run in manifest["runs"]}) == 4
 
 
 def test_a_sweep_with_a_bad_combination_starts_nothing(tmp_path: Path) -> None:

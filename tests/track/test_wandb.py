@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+from wandb_child import child
 
 pytest.importorskip("wandb")
 
 from trimtab.spec import Algo, Level, TisMode, TrackerSpec
 from trimtab.track import wandb as ours
+from trimtab.track.flat import flat_config
 
 CONFIG = {
     "seed": 3,
@@ -32,32 +32,6 @@ CONFIG = {
 }
 
 
-def child(code: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` in a process of its own: the client keeps state for a process, and a helper process."""
-    head = """
-        import json, logging, os, signal, subprocess, sys
-        from pathlib import Path
-        from trimtab.spec import TrackerSpec
-        from trimtab.track.wandb import WandbTracker
-        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
-        def started(run_id, folder, **spec):
-            tracker = WandbTracker(TrackerSpec(**spec))
-            tracker.start({"seed": 1}, run_id, "name-" + run_id, Path(folder))
-            return tracker
-    """
-    base = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
-    source = textwrap.dedent(head) + textwrap.dedent(code)
-    return subprocess.run(
-        [sys.executable, "-c", source],
-        cwd=cwd,
-        env=base | {"WANDB_MODE": "offline", "PYTHONPATH": os.pathsep.join(sys.path)} | env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        stdin=subprocess.DEVNULL,
-    )
-
-
 def records(file: Path) -> list[dict[str, Any]]:
     """All records of an offline run, read by the client's own inspector."""
     call = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
@@ -70,7 +44,7 @@ def of_kind(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def test_flat_keys_stand_beside_the_nested_config() -> None:
-    flat = ours.flat_config(CONFIG)
+    flat = flat_config(CONFIG)
     keys = ("algo", "tis_mode", "level", "rs", "veto", "seed", "algo_metrics_only")
     assert {k: flat[k] for k in keys} == {
         "algo": "decoupled", "tis_mode": "truncate", "level": "geometric", "rs": "token", "veto": 1e-4, "seed": 3,
@@ -78,7 +52,7 @@ def test_flat_keys_stand_beside_the_nested_config() -> None:
     }  # fmt: skip
     assert flat["mis"]["tis_level"] == "geometric" and flat["task"] == {"options": {"a": [1, 2]}, "path": "x/y"}
     json.dumps(flat)
-    off = ours.flat_config({"mis": {"use_rs": False, "rs_level": "token", "rs_veto_threshold": None}})
+    off = flat_config({"mis": {"use_rs": False, "rs_level": "token", "rs_veto_threshold": None}})
     assert (off["rs"], off["veto"]) == ("none", "none")
 
 
@@ -127,6 +101,8 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_the_tracker_is_silent(
 class Broken:
     """A run whose helper process is gone."""
 
+    resumed, dir, url, entity = False, "", "", ""
+
     def __init__(self, error: Exception) -> None:
         self.error, self.summary = error, {}
 
@@ -149,7 +125,7 @@ def client_errors() -> list[Exception]:
 @pytest.mark.parametrize("error", client_errors(), ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize("doing", ["log", "finish"])
 def test_any_failure_of_the_client_is_said_once(
-    error: Exception, doing: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    error: Exception, doing: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     torn_down = []
 
@@ -158,9 +134,11 @@ def test_any_failure_of_the_client_is_said_once(
         raise SystemExit(9)  # what the client does when its helper process was killed
 
     monkeypatch.setattr("wandb.teardown", teardown)
+    monkeypatch.setattr(ours, "open_run", lambda *a, **k: Broken(error))
+    monkeypatch.setenv("WANDB_MODE", "offline")
     tracker = ours.WandbTracker(TrackerSpec())
-    tracker._run = Broken(error)  # type: ignore[assignment]
     with caplog.at_level(logging.WARNING):
+        tracker.start(CONFIG, "id", "n", tmp_path)
         if doing == "log":
             tracker.log(0, {})
             tracker.log(1, {})
@@ -200,16 +178,19 @@ def test_runs_of_one_process_stay_apart_and_a_failed_one_is_marked(tmp_path: Pat
     rewards = {"a": [[0.5, 0.75]], "b": [[0.25], [0.3]], "c": [[0.1]], "d": [[0.9]]}
     steps = {"a": [[0, 1]], "b": [[0], [1]], "c": [[0]], "d": [[7]]}
     exits = {"a": 1, "b": 0, "d": 1}
+    ids: dict[str, set[str]] = {}
     for run, found in files.items():
         for part, file in enumerate(found):
             rows = records(file)
             (begun,) = of_kind(rows, "run")
-            assert begun["run_id"] == run * 4 and begun["display_name"] == f"name-{run * 4}"
+            ids.setdefault(run, set()).add(begun["run_id"])
+            assert begun["run_id"].startswith(f"{run * 4}-") and begun["display_name"] == f"name-{run * 4}"
             history = [h["item"] for h in of_kind(rows, "history")]
             assert [h["train/reward"] for h in history] == rewards[run][part]
             assert [h["train/step"] for h in history] == steps[run][part]
             if run in exits:
                 assert [e.get("exit_code", 0) for e in of_kind(rows, "exit")] == [exits[run]]
+    assert all(len(found) == 1 for found in ids.values()), "a resumed run keeps its id"
     first = records(files["a"][0])
     begun = of_kind(first, "run")[0]
     assert begun["tags"] == ["t" * 64] and begun["run_group"] == "sweep"
@@ -219,21 +200,18 @@ def test_runs_of_one_process_stay_apart_and_a_failed_one_is_marked(tmp_path: Pat
 @pytest.mark.slow
 def test_a_killed_helper_process_does_not_stop_training(tmp_path: Path) -> None:
     code = """
-        def kill_helper():
-            for line in subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines():
-                if "wandb-core" in line and line.endswith(f"--pid {os.getpid()}"):
-                    os.kill(int(line.split()[0]), signal.SIGKILL)
-                    return
-            raise SystemExit("no helper process found")
+        def kill_helper(tracker):
+            until(lambda: tracker._run is not None)
+            os.kill(helper(), signal.SIGKILL)
         first = started("aaaa", "a")
         first.log(0, {"x": 1.0})
-        kill_helper()
+        kill_helper(first)
         for step in range(1, 50):
             first.log(step, {"x": 1.0})
         first.finish("completed", {})
         second = started("bbbb", "b")
         second.log(0, {"x": 2.0})
-        kill_helper()
+        kill_helper(second)
         second.finish("completed", {})
         third = started("cccc", "c")
         third.log(0, {"x": 3.0})
@@ -254,12 +232,31 @@ def test_a_process_that_is_killed_keeps_what_was_logged(tmp_path: Path) -> None:
         tracker = started("aaaa", "a")
         for step in range(10):
             tracker.log(step, {"x": float(step)})
+        until(lambda: tracker._run is not None)
         os.kill(os.getpid(), signal.SIGKILL)
     """
     assert child(code, tmp_path).returncode == -9
     (file,) = (tmp_path / "a").rglob("*.wandb")
     kept = [h["item"]["x"] for h in of_kind(records(file), "history")]
     assert kept == list(range(len(kept)))  # the tail may be lost; metrics.jsonl has it
+
+
+@pytest.mark.slow
+def test_a_killed_run_loses_no_more_than_a_second(tmp_path: Path) -> None:
+    code = """
+        import time
+        tracker = started("aaaa", "a")
+        for step in range(10):
+            tracker.log(step, {"x": float(step)})
+        time.sleep(2.5)
+        tracker.log(10, {"x": 10.0})
+        os.kill(helper(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert child(code, tmp_path).returncode == -9
+    (file,) = (tmp_path / "a").rglob("*.wandb")
+    kept = [h["item"]["x"] for h in of_kind(records(file), "history")]
+    assert kept[:10] == list(range(10))
 
 
 @pytest.mark.slow

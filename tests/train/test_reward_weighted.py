@@ -59,7 +59,8 @@ def test_rewards_by_the_correction_s_weight(overrides: list[str], weight, keep, 
 
 
 def test_nothing_kept_is_0() -> None:
-    spec, policy = compose(["tis_mode=off", "rs=token", "mis.rs_lower_bound=8", "mis.rs_upper_bound=9"]), ToyPolicy()
+    spec, policy = compose(["tis_mode=off", "rs=token", "mis.rs_lower_bound=0.9999999",
+                            "mis.rs_upper_bound=1.0000001"]), ToyPolicy()  # fmt: skip
     batch = toy_batch(policy)
     update = Updater(policy, Optimizer(policy.parameters(), spec.optim, spec.steps), spec)
     none_B = torch.zeros(batch.rows)

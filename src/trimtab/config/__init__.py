@@ -9,13 +9,13 @@ from trimtab.config.folder import with_run_dir
 from trimtab.config.groups import CONF, recipes
 from trimtab.config.help import text as help_text
 from trimtab.config.methods import methods
-from trimtab.config.notes import ignored
+from trimtab.config.notes import doubtful, ignored, notes
 from trimtab.config.resolve import config_hash, resolve
 from trimtab.config.rules import check
 from trimtab.config.schema import register
 
 __all__ = [
     "COMPOSE_ERRORS", "CONF", "check", "compose", "compose_config", "config_hash", "explain", "from_dict", "help_text",
-    "ignored", "job_overrides", "methods", "prepare", "raised_in", "read_yaml", "recipes", "register", "resolve",
-    "to_dict", "to_spec", "to_yaml", "typed_overrides", "with_run_dir",
+    "doubtful", "ignored", "job_overrides", "methods", "notes", "prepare", "raised_in", "read_yaml", "recipes",
+    "register", "resolve", "to_dict", "to_spec", "to_yaml", "typed_overrides", "with_run_dir",
 ]  # fmt: skip

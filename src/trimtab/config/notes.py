@@ -1,4 +1,4 @@
-"""What a user set and nothing reads, said in a line each."""
+"""What a user should know of a config that is allowed: keys that nothing reads, bounds that can hardly be meant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from trimtab.config.groups import choices
 from trimtab.config.keys import options, value_of, with_values, written
 from trimtab.config.methods import SECTIONS, composed
 from trimtab.config.unread import STAGES
-from trimtab.spec import RunSpec
+from trimtab.spec import Level, RunSpec, TisMode
+
+
+def notes(given: RunSpec, resolved: RunSpec, overrides: Sequence[str] = ()) -> list[str]:
+    """Everything worth a line before a run starts."""
+    return [*ignored(given, overrides), *doubtful(resolved)]
 
 
 def ignored(spec: RunSpec, overrides: Sequence[str] = ()) -> list[str]:
@@ -28,6 +33,30 @@ def ignored(spec: RunSpec, overrides: Sequence[str] = ()) -> list[str]:
             if lost and not unread.quiet:
                 lines.append(f"{unread.reason}: {', '.join(lost)} {'has' if len(lost) == 1 else 'have'} no effect")
             spec = with_values(spec, canonical)
+    return lines
+
+
+def doubtful(spec: RunSpec) -> list[str]:
+    """One line for bounds in force that can hardly be meant, such as a token's at the geometric level.
+
+    A geometric mean over a response stays within a few thousandths of 1, a token's ratio does not.
+    """
+    mis, lines = spec.mis, list[str]()
+    weights = mis.tis_mode not in (TisMode.off, TisMode.unbounded)
+    stages = (
+        ("tis", weights, mis.tis_level, mis.tis_lower_bound, mis.tis_upper_bound),
+        ("rs", mis.use_rs, mis.rs_level, mis.rs_lower_bound, mis.rs_upper_bound),
+    )
+    for stage, used, level, lower, upper in stages:
+        if not used or upper is None:
+            continue
+        bounds = f"mis.{stage}_lower_bound={written(lower)} mis.{stage}_upper_bound={written(upper)}"
+        if level is Level.geometric and upper > 1.1:
+            lines.append(f"{bounds} at level={level.name} hardly ever bite: a mean over a response stays within a few "
+                         f"thousandths of 1; empty them (null) for 0.999 to 1.001")  # fmt: skip
+        if level is not Level.geometric and upper < 1.02:
+            lines.append(f"{bounds} at level={level.name} concern nearly everything: they suit level=geometric; "
+                         f"empty them (null) for 0.5 to 2")  # fmt: skip
     return lines
 
 

@@ -286,9 +286,15 @@ def _rest(spec: RunSpec) -> list[Unread]:
         found.append(Unread("nothing to evaluate with", ("evaluation.every",), {"evaluation.every": 0}))
     if spec.evaluation.every == 0 or found:
         found.append(Unread("evaluation.every=0 never evaluates", ("evaluation.greedy", "evaluation.samples")))
-    if spec.tracker.name is not TrackerName.wandb:
-        keys = _under("tracker", "project", "entity", "group", "tags")
-        found.append(Unread(f"tracker={spec.tracker.name.name} is not wandb", keys))
+    readers: Mapping[str, tuple[TrackerName, ...]] = {
+        "project": (TrackerName.wandb, TrackerName.trackio),
+        "entity": (TrackerName.wandb,),
+        "group": (TrackerName.wandb, TrackerName.trackio),
+        "tags": (TrackerName.wandb, TrackerName.trackio),
+    }
+    keys = _under("tracker", *(key for key, names in readers.items() if spec.tracker.name not in names))
+    if keys:
+        found.append(Unread(f"tracker={spec.tracker.name.name} does not read it", keys))
     if not spec.shadow:
         found.append(Unread("shadow=[] measures no method beside the run's", ("shadow_gradient_every",)))
     return found

@@ -223,3 +223,5 @@ class Schedule(Enum):
 class TrackerName(Enum):
     file = "file"
     wandb = "wandb"
+    tensorboard = "tensorboard"
+    trackio = "trackio"

@@ -127,11 +127,11 @@ class CheckpointSpec:
 
 @dataclass(frozen=True)
 class TrackerSpec:
-    name: TrackerName = opt(TrackerName.file, "metrics.jsonl alone, or W&B beside it")
-    project: str = opt("trimtab", "W&B project")
+    name: TrackerName = opt(TrackerName.file, "metrics.jsonl alone, or a tracker beside it")
+    project: str = opt("trimtab", "W&B, trackio: project")
     entity: Optional[str] = opt(None, "W&B entity")
-    group: Optional[str] = opt(None, "W&B group")
-    tags: List[str] = opt([], "W&B tags")
+    group: Optional[str] = opt(None, "W&B, trackio: group; empty: the sweep's name")
+    tags: List[str] = opt([], "W&B, trackio: tags")
 
 
 @dataclass(frozen=True)

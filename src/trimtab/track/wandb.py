@@ -7,7 +7,9 @@ Facts of the real client (0.31) that shape this file:
 - ``log(step=i)`` holds a row back until the next one and drops replayed steps after a resume: the x axis is the
   metric ``train/step``, and readers take the last row of a step.
 - Its file is flushed each 15 s unless told otherwise; an unwritable folder is swapped for a temporary one in silence.
-- A dead ``wandb-core`` makes ``log``, ``finish`` and the next ``init`` raise; only ``teardown`` mends that.
+- A dead ``wandb-core`` makes ``log``, ``finish`` and the next ``init`` raise; only ``teardown`` mends that. A frozen
+  one blocks them, and ``teardown`` too, for ever: a thread makes every call, what it can't do in time is left.
+- After an ``init`` that failed the run's id counts as in use until ``teardown``.
 """
 
 from __future__ import annotations
@@ -15,15 +17,19 @@ from __future__ import annotations
 import logging
 import netrc
 import os
+import threading
 import uuid
 from concurrent.futures import CancelledError
-from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Mapping
+from typing import Any, Literal, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from trimtab.errors import ConfigError
 from trimtab.spec import TrackerSpec
+from trimtab.track.courier import Courier
+from trimtab.track.flat import flat_config, plain
+from trimtab.track.identity import Identity, identify, remember
 
 try:
     import wandb
@@ -60,6 +66,10 @@ CLIENT_ERRORS = (
 
 STEP = "train/step"
 HOST = "https://api.wandb.ai"
+WAITING_ROWS = 10_000  # that may wait for the client; more, and it is given up
+FINISH_SECONDS = 30.0  # for the last rows to reach the server
+GRACE_SECONDS = 15.0  # on top of it, for an init that has not come to its end
+FROZEN = threading.Event()  # a call of the client never came back: no other run of this process asks it again
 Mode = Literal["online", "offline", "disabled"]
 
 
@@ -92,40 +102,6 @@ def choose_mode(env: Mapping[str, str]) -> Mode:
     return "offline"
 
 
-def plain(value: Any) -> Any:
-    """``value`` with enums as their values and paths as text, all through."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    return value
-
-
-def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested config, with the settings that runs are compared by as scalars on top: W&B cannot filter nested keys.
-
-    ``algo tis_mode level rs veto seed``. The group ``algo`` gives its name to the scalar; its other options
-    become ``algo_<option>``.
-    """
-    nested = plain(config)
-    algo, mis = nested.get("algo", {}), nested.get("mis", {})
-    veto = mis.get("rs_veto_threshold")
-    flat = {
-        **{f"algo_{key}": value for key, value in algo.items() if key != "name"},
-        "algo": algo.get("name"),
-        "tis_mode": mis.get("tis_mode"),
-        "level": mis.get("tis_level"),
-        "rs": mis.get("rs_level") if mis.get("use_rs") else "none",
-        "veto": veto if veto is not None else "none",
-        "seed": nested.get("seed"),
-    }
-    return {**nested, **flat}
-
-
 def check_writable(folder: Path) -> None:
     """OSError if nothing can be written in ``folder``; trying is the one test that holds for root and network disks."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,90 +110,180 @@ def check_writable(folder: Path) -> None:
     trial.unlink()
 
 
-class WandbTracker:
-    """One W&B run. Any failure of the client is said once; from then on the tracker is silent."""
+def open_run(
+    who: Identity,
+    mode: Literal["online", "offline"],
+    config: dict[str, Any],
+    folder: Path,
+    *,
+    project: str,
+    entity: str | None,
+    tags: Sequence[str] = (),
+    finish_timeout: float = FINISH_SECONDS,
+) -> wandb.Run:
+    """Begin or continue a W&B run whose files lie below ``folder``; its x axis is ``train/step``."""
+    settings = wandb.Settings(
+        console="off",
+        silent=True,
+        disable_git=True,  # a remote's address may hold a token; the commit is in the run's own files
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_disable_machine_info=True,
+        x_transaction_log_flush_interval=1.0,
+        init_timeout=20,
+        finish_timeout=finish_timeout,
+        finish_timeout_raises=True,  # else an upload that was given up is passed over in silence
+    )
+    wandb.setup(wandb.Settings(silent=True))  # what init gets is too late for what it says of the key
+    run = wandb.init(
+        project=project,
+        entity=entity,
+        group=who.group[:128] if who.group else None,
+        job_type="train",
+        tags=[tag[:64] for tag in tags if tag],
+        name=who.name[:128],
+        id=who.id,
+        resume="allow",
+        reinit="finish_previous",
+        mode=mode,
+        dir=str(folder),
+        config=config,
+        settings=settings,
+    )
+    if folder not in Path(run.dir).resolve().parents:
+        raise OSError(f"W&B writes to {run.dir}, not below {folder}")
+    run.define_metric(STEP, hidden=True)
+    run.define_metric("*", step_metric=STEP)
+    return run
 
-    def __init__(self, spec: TrackerSpec, finish_timeout: float = 60.0) -> None:
+
+def close_run(run: wandb.Run, state: str, summary: Mapping[str, Any]) -> None:
+    """End a W&B run as ours ended; one that will go on (preempted, still running) is marked so."""
+    run.summary.update({**plain(summary), "state": state})
+    if state in ("preempted", "running"):
+        run.mark_preempting()
+    run.finish(exit_code=0 if state == "completed" else 1)
+
+
+def reset_client() -> None:
+    """Have the client forget its runs and its helper process, whatever state they are in."""
+    try:
+        wandb.teardown()
+    except (*CLIENT_ERRORS, SystemExit) as error:  # it exits with the code of a helper process that was killed
+        log.debug("W&B teardown: %s", error)
+
+
+def short(error: BaseException) -> str:
+    """Kind and first line of an error."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+class WandbTracker:
+    """One W&B run. Any failure of the client is said once; from then on the tracker is silent.
+
+    No call waits for the client but ``finish``, and that for a bounded time. A server that cannot be reached at the
+    start makes the run an offline one. A step that the server already has, as after a requeue, is not sent again.
+    """
+
+    def __init__(self, spec: TrackerSpec, finish_timeout: float = FINISH_SECONDS) -> None:
         self._spec = spec
         self._finish_timeout = finish_timeout
         self._run: wandb.Run | None = None
+        self._courier: Courier | None = None
+        self._folder = Path()
+        self._last = -1  # the last step that the server has
 
     def start(self, config: Mapping[str, Any], run_id: str, name: str, run_dir: Path) -> None:
+        mode = choose_mode(os.environ)
+        if mode == "disabled":
+            return
+        if FROZEN.is_set():
+            log.warning("W&B does not answer since an earlier run of this process: metrics.jsonl has everything")
+            return
+        self._folder = folder = run_dir.resolve()
         try:
-            mode = choose_mode(os.environ)
-            if mode == "disabled":
-                return
-            folder = run_dir.resolve()
             check_writable(folder / "wandb")
-            self._run = self._init(mode, flat_config(config), run_id, name, folder)
-            if folder not in Path(self._run.dir).resolve().parents:
-                raise OSError(f"W&B writes to {self._run.dir}, not below {folder}")
-            self._run.define_metric(STEP, hidden=True)
-            self._run.define_metric("*", step_metric=STEP)
-            where = self._run.url if mode == "online" else Path(self._run.dir).parent
-            log.info("W&B %s run %s: %s", mode, run_id, where)
+            who = identify(folder, run_id, name, self._spec.group)
+            remember(folder, {"id": who.id, "config_hash": run_id, "project": self._spec.project, "mode": mode})
+        except OSError as error:
+            self._fail("start", error)
+            return
+        self._courier = Courier("wandb", WAITING_ROWS)
+        self._courier.put(partial(self._open, mode, flat_config(config), who))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._courier is None:
+            return
+        if not self._courier.put(partial(self._send, step, dict(metrics))):
+            self._freeze(f"{WAITING_ROWS} rows wait for it")
+
+    def finish(self, state: str, summary: Mapping[str, Any]) -> None:
+        if self._courier is None:
+            return
+        bound = self._finish_timeout + GRACE_SECONDS
+        if not (self._courier.put(partial(self._close, state, dict(summary))) and self._courier.close(bound)):
+            self._freeze(f"no answer within {bound:g} s")
+        self._courier = None
+
+    def _freeze(self, why: str) -> None:
+        """Leave a client that hangs to itself: whatever is asked of it hangs too."""
+        self._courier = self._run = None
+        FROZEN.set()
+        log.warning("W&B does not answer (%s); training goes on, metrics.jsonl has everything; %s", why, self._mend())
+
+    # -- in the courier's thread -------------------------------------------------------------------------------------
+
+    def _open(self, mode: Literal["online", "offline"], config: dict[str, Any], who: Identity) -> None:
+        spec = self._spec
+        begin = partial(
+            open_run, config=config, folder=self._folder, project=spec.project, entity=spec.entity, tags=spec.tags,
+            finish_timeout=self._finish_timeout,
+        )  # fmt: skip
+        try:
+            try:
+                self._run = begin(who, mode)
+            except CLIENT_ERRORS as error:
+                if mode == "offline":
+                    raise
+                log.warning("W&B cannot be reached (%s): tracking offline; %s", short(error), self._mend())
+                reset_client()
+                mode = "offline"
+                self._run = begin(who, mode)
+            run = self._run
+            if mode == "online" and run.resumed:
+                there = run.summary.get(STEP)
+                self._last = -1 if there is None else int(there)
+            facts = {"entity": run.entity, "url": run.url} if mode == "online" else {}
+            remember(self._folder, {"mode": mode, **facts})
+            log.info("W&B %s run %s: %s", mode, who.id, run.url if mode == "online" else Path(run.dir).parent)
         except CLIENT_ERRORS as error:
             self._fail("start", error)
 
-    def _init(self, mode: Mode, config: dict[str, Any], run_id: str, name: str, folder: Path) -> wandb.Run:
-        settings = wandb.Settings(
-            console="off",
-            silent=True,
-            disable_git=True,  # a remote's address may hold a token; the commit is in the run's own files
-            x_disable_meta=True,
-            x_disable_stats=True,
-            x_disable_machine_info=True,
-            x_transaction_log_flush_interval=1.0,
-            init_timeout=30,
-            finish_timeout=self._finish_timeout,
-            finish_timeout_raises=True,  # else an upload that was given up is passed over in silence
-        )
-        return wandb.init(
-            project=self._spec.project,
-            entity=self._spec.entity,
-            group=self._spec.group[:128] if self._spec.group else None,
-            job_type="train",
-            tags=[tag[:64] for tag in self._spec.tags if tag],
-            name=name[:128],
-            id=run_id,
-            resume="allow",
-            reinit="finish_previous",
-            mode=mode,
-            dir=str(folder),
-            config=config,
-            settings=settings,
-        )
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        if self._run is None:
+    def _send(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._run is None or step <= self._last:
             return
         try:
             self._run.log({STEP: step, **metrics})
         except CLIENT_ERRORS as error:
             self._fail("log", error)
 
-    def finish(self, state: str, summary: Mapping[str, Any]) -> None:
+    def _close(self, state: str, summary: Mapping[str, Any]) -> None:
         if self._run is None:
             return
         try:
-            self._run.summary.update({**plain(summary), "state": state})
-            if state == "preempted":
-                self._run.mark_preempting()
-            self._run.finish(exit_code=0 if state == "completed" else 1)
+            close_run(self._run, state, summary)
             self._run = None
         except CLIENT_ERRORS as error:
             self._fail("finish", error)
+
+    def _mend(self) -> str:
+        return f"`trimtab sweep sync {self._folder}` uploads it"
 
     def _fail(self, doing: str, error: BaseException) -> None:
         """Say it once, go silent, and reset the client so that a later run of this process can use it."""
         self._run = None
         log.warning(
-            "W&B failed at %s (%s: %s); training goes on, metrics.jsonl has everything",
-            doing,
-            type(error).__name__,
-            error,
-        )
-        try:
-            wandb.teardown()
-        except (*CLIENT_ERRORS, SystemExit) as again:  # it exits with the code of a helper process that was killed
-            log.debug("W&B teardown: %s", again)
+            "W&B failed at %s (%s); training goes on, metrics.jsonl has everything; %s",
+            doing, short(error), self._mend(),
+        )  # fmt: skip
+        reset_client()

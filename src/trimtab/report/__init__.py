@@ -1,0 +1,1 @@
+"""Comparison of runs: statistics, a page, pictures, a W&B report."""

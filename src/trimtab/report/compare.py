@@ -1,0 +1,283 @@
+"""Runs to a Comparison: settings, scores, differences to the baseline, rank, cost, and what a reader must know."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+import numpy as np
+
+from trimtab.errors import ConfigError
+from trimtab.report.curves import Axis, axis_of
+from trimtab.report.model import Comparison, Difference, Interval, Row, Run, RunState, Setting
+from trimtab.report.problems import of_run, of_setting, short_runs, superseded
+from trimtab.report.score import EVALUATION, REWARD, Score, default_last, score, tail_mean
+from trimtab.report.settings import FLAT, SHORT, Grouping, canonical, group, text
+from trimtab.report.statistics import corrected, interquartile, paired, t_interval, untested
+
+# Beside the score, each as the mean of a run's last values.
+BESIDE = (
+    EVALUATION, "eval/reward_greedy", "eval/pass_at_k", REWARD, "train/reward_weighted", "train/mis_k3_kl",
+    "train/mis_kl", "train/train_rollout_logprob_abs_diff", "train/mis_ess",
+    "train/mis_kept_token_fraction", "train/clip_fraction_low",
+    "train/clip_fraction_high", "train/tis_clipfrac", "train/mis_rs_catastrophic_seq_fraction", "train/entropy",
+    "train/response_length", "train/grad_norm", "perf/tokens_per_second",
+)  # fmt: skip
+SHOWN = 12  # keys named in a note
+STANDARD = "standard"  # the algorithm without correction: what others are held against unless told otherwise
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A setting with the scores of its runs (by identity), and of its seeds."""
+
+    setting: Setting
+    of_run: Mapping[int, Score]
+    of_seed: Mapping[int, float]
+    strata: tuple[tuple[float, ...], ...]
+    expected: int
+
+
+def compare(
+    runs: Sequence[Run],
+    by: Sequence[str] = (),
+    metric: str = EVALUATION,
+    last: int | None = None,
+    baseline: str | None = None,
+    lower: bool = False,
+) -> Comparison:
+    """Hold the settings of ``runs`` against each other.
+
+    ``by``: keys that tell settings apart, instead of all that differ. ``metric``: what is compared; where no run has
+    eval/reward, train/reward stands in for it. ``last``: how many of a run's last values its score is the mean of
+    (default: 3 evaluations, 10 steps). ``baseline``: ``key=value[,key=value]`` of the setting that the others are held
+    against (default: algo=standard, else the first). ``lower``: smaller values are better.
+
+    Raises ConfigError, with what is allowed, for a key, metric or baseline that is not there.
+    """
+    if last is not None and last < 1:
+        raise ConfigError(f"--last {last} must be at least 1: the score is the mean of so many last values")
+    metric, notes = _metric(runs, metric)
+    width = last if last is not None else default_last(metric)
+    grouping = group(runs, by)
+    wanted = expected(grouping.settings)
+    scored = [_scored(setting, metric, width, grouping, wanted[setting.label]) for setting in grouping.settings]
+    by_worth = sorted(scored, key=lambda s: not s.of_seed)  # a default baseline has scores
+    base, more = _baseline([s.setting for s in by_worth], baseline)
+    differences = _differences(scored, base, lower)
+    rows = _ranked([_row(s, d, metric, width) for s, d in zip(scored, differences, strict=True)], lower)
+    counted = [run for setting in grouping.settings for run in setting.runs]
+    problems = [
+        *(p for s in scored for run in s.setting.runs for p in of_run(run, s.of_run[id(run)], metric, width, lower)),
+        *short_runs(counted, metric, width),
+        *superseded(grouping.superseded),
+        *(p for row in rows for p in of_setting(row, base is not None and row.setting.label == base.label)),
+    ]
+    return Comparison(
+        metric=metric,
+        last=width,
+        baseline=base.label if base is not None else "",
+        keys=grouping.keys,
+        rows=tuple(rows),
+        problems=tuple(problems),
+        notes=(*notes, *more, *_about(grouping, counted), *(["smaller values count as better"] if lower else [])),
+        lower=lower,
+    )
+
+
+# -- what is asked ---------------------------------------------------------------------------------------------------
+
+
+def _metric(runs: Sequence[Run], metric: str) -> tuple[str, list[str]]:
+    """The metric to compare, and a note when it is not the one asked for."""
+    there = Counter(name for run in runs for name in run.columns)
+    if metric in there:
+        return metric, []
+    if metric == EVALUATION and REWARD in there:
+        return REWARD, [f"no run has {EVALUATION}: compared by {REWARD}, which is measured on the training problems"]
+    if not there:
+        return metric, ["no run has logged any metric"]
+    near = get_close_matches(metric, there, n=5, cutoff=0.3) or [name for name, _ in there.most_common(8)]
+    raise ConfigError(f"--metric {metric}: no run has it; closest: {', '.join(near)}")
+
+
+def matches(setting: Setting, wanted: Mapping[str, str]) -> bool:
+    """Whether the setting has all values of ``wanted``: those it is told by, else those of its runs' configs."""
+    config = {key: text(value) for key, value in canonical(setting.runs[0].config).items()} if setting.runs else {}
+    for key, value in wanted.items():
+        full = FLAT.get(key, key)
+        ends = [k for k in config if k.endswith(f".{key}")]
+        found = setting.values.get(key) or setting.values.get(SHORT.get(key, key)) or config.get(full)
+        if found is None and len(ends) == 1:
+            found = config[ends[0]]
+        if found != text(value):
+            return False
+    return True
+
+
+def _baseline(settings: Sequence[Setting], given: str | None) -> tuple[Setting | None, list[str]]:
+    """The setting that the others are held against, and a note when it was chosen for lack of a word."""
+    known = "; the settings are:\n  " + "\n  ".join(setting.label for setting in settings)
+    if given is None:
+        if len(settings) < 2:
+            return None, ["one setting: there is nothing to compare it with"]
+        standard = [setting for setting in settings if matches(setting, {"algo": STANDARD})]
+        if len(standard) == 1:
+            return standard[0], []
+        chosen = (standard or list(settings))[0]
+        return chosen, [f"the baseline is {chosen.label}, the first of {len(standard or settings)} that could be; "
+                        "choose with --baseline key=value"]  # fmt: skip
+    exact = [setting for setting in settings if setting.label == given]
+    if len(exact) == 1:
+        return exact[0], []
+    parts = [part for part in given.replace(" ", ",").split(",") if part]
+    if not parts or not all("=" in part for part in parts):
+        raise ConfigError(f"--baseline {given} must be key=value, or several between commas{known}")
+    found = [setting for setting in settings if matches(setting, dict(part.split("=", 1) for part in parts))]
+    if len(found) == 1:
+        return found[0], []
+    if not found:
+        raise ConfigError(f"--baseline {given} is none of them{known}")
+    several = "; it could be:\n  " + "\n  ".join(setting.label for setting in found)
+    raise ConfigError(f"--baseline {given} is {len(found)} settings: add a key{several}")
+
+
+def _about(grouping: Grouping, runs: Sequence[Run]) -> list[str]:
+    """Notes on how settings were told apart, and on mismatch put in on purpose."""
+    notes = []
+    if grouping.implied:
+        more = len(grouping.implied) - SHOWN
+        shown = ", ".join(grouping.implied[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+        notes.append(f"differ too, but tell no more settings apart: {shown}")
+    if grouping.pooled:
+        notes.append(f"pooled over {', '.join(grouping.pooled)}: a seed's score is the mean over them")
+    injected = Counter(run.injected for run in runs if run.injected)
+    if injected:
+        kinds = ", ".join(sorted(injected))
+        notes.append(f"mismatch injected on purpose ({kinds}) in {sum(injected.values())} of {len(runs)} runs: "
+                     "their gap between engine and trainer is not a natural one")  # fmt: skip
+    return notes
+
+
+# -- scores and differences ------------------------------------------------------------------------------------------
+
+
+def expected(settings: Sequence[Setting]) -> dict[str, int]:
+    """How many seeds each setting should have: its own, and with one of them those that half of the others have."""
+    seeds = {setting.label: {run.seed for run in setting.runs if run.seed is not None} for setting in settings}
+    found = {}
+    for setting in settings:
+        own = seeds[setting.label]
+        others = Counter(seed for label, theirs in seeds.items() if label != setting.label for seed in theirs)
+        usual = {seed for seed, count in others.items() if 2 * count >= len(settings) - 1}
+        nameless = sum(run.seed is None for run in setting.runs)
+        found[setting.label] = len(own | usual if own & usual else own) + nameless
+    return found
+
+
+def _scored(setting: Setting, metric: str, last: int, grouping: Grouping, wanted: int) -> Scored:
+    """Scores by run and by seed. A seed counts when it has a score in every variant that the setting has."""
+    variant = grouping.variants[setting.label]
+    every = {variant[id(run)] for run in setting.runs}
+    of_run = {id(run): score(run, metric, last) for run in setting.runs}
+    seeds: dict[int, dict[str, float]] = {}
+    strata: dict[str, list[float]] = {name: [] for name in sorted(every)}
+    nameless = 0
+    for run in setting.runs:
+        if run.seed is None:
+            nameless -= 1  # counted on its own, and paired with nothing
+        value = of_run[id(run)].value
+        at = seeds.setdefault(run.seed if run.seed is not None else nameless, {})
+        if value is not None:
+            at[variant[id(run)]] = value
+            strata[variant[id(run)]].append(value)
+    whole = {seed: math.fsum(found.values()) / len(found) for seed, found in seeds.items()
+             if found and (len(found) == len(every) or seed < 0)}  # fmt: skip
+    return Scored(setting, of_run, dict(sorted(whole.items())), tuple(map(tuple, strata.values())), wanted)
+
+
+def _differences(scored: Sequence[Scored], base: Setting | None, lower: bool) -> list[Difference]:
+    """Differences to the baseline over the seeds that both have, p corrected over all settings that are tested."""
+    if base is None:
+        return [untested("there is no other setting")] * len(scored)
+    against = next(s for s in scored if s.setting.label == base.label).of_seed
+    found = []
+    for s in scored:
+        if s.setting.label == base.label:
+            found.append(untested("the baseline"))
+            continue
+        common = [seed for seed in s.of_seed if seed >= 0 and seed in against]
+        pairs = [(seed, s.of_seed[seed] - against[seed]) for seed in common]
+        scale = max((abs(value) for seed in common for value in (s.of_seed[seed], against[seed])), default=0.0)
+        difference = paired(pairs, scale)
+        if len(pairs) < 2:
+            why = f"seeds in common with the baseline: {len(pairs)}, at least two are needed"
+            difference = replace(difference, interval=replace(difference.interval, why=why))
+        found.append(difference)
+    return corrected(found, lower)
+
+
+def mean_over(values: Iterable[float | None]) -> Interval | None:
+    """t interval of what is there; None for nothing."""
+    there = [value for value in values if value is not None and math.isfinite(value)]
+    return t_interval(there) if there else None
+
+
+def _row(s: Scored, difference: Difference, metric: str, last: int) -> Row:
+    """A setting's line, but for its rank."""
+    beside = {}
+    for name in dict.fromkeys([*BESIDE]):
+        width = last if name == metric else default_last(name)
+        interval = mean_over(_by_seed(s.setting, name, width))
+        if name != metric and interval is not None:
+            beside[name] = interval
+    cost = {name: value for name, axis in (("seconds", Axis.wall), ("tokens", Axis.tokens), ("steps", Axis.step))
+            if (value := _cost(s.setting.runs, axis)) is not None}  # fmt: skip
+    interval = t_interval(list(s.of_seed.values()))
+    lost = s.expected - len(s.of_seed)
+    warnings = []
+    if lost:
+        warnings.append(f"{len(s.of_seed)} of {s.expected} seeds")
+    injected = sorted({run.injected for run in s.setting.runs if run.injected})
+    if injected:
+        warnings.append(f"injected mismatch: {', '.join(injected)}")
+    return Row(
+        setting=s.setting,
+        scores=s.of_seed,
+        interval=interval,
+        difference=difference,
+        rank=None,
+        other=beside,
+        cost=cost,
+        robust=interquartile(s.strata),
+        expected=s.expected,
+        warning="; ".join(warnings),
+    )
+
+
+def _by_seed(setting: Setting, metric: str, width: int) -> list[float | None]:
+    """A value for each seed of the runs that count; those that ended early would speak of another step."""
+    found: dict[object, list[float]] = {}
+    for i, run in enumerate(setting.runs):
+        if run.state in (RunState.completed, RunState.unknown) and (value := tail_mean(run, metric, width)) is not None:
+            found.setdefault(("none", i) if run.seed is None else run.seed, []).append(value)
+    return [math.fsum(values) / len(values) for values in found.values()]
+
+
+def _cost(runs: Sequence[Run], axis: Axis) -> float | None:
+    """Mean of what the runs that came to their end used up."""
+    ended = [run for run in runs if run.state in (RunState.completed, RunState.unknown) and len(run.step)]
+    used = [float(along[-1]) for run in ended if (along := axis_of(run, axis)) is not None]
+    return float(np.mean(used)) if used else None
+
+
+def _ranked(rows: Sequence[Row], lower: bool) -> list[Row]:
+    """Rows by mean score, best first, ties with one rank; rows without a score come last and have none."""
+    sign = 1.0 if lower else -1.0
+    with_score = sorted((row for row in rows if row.scores), key=lambda row: sign * row.interval.mean)
+    better = [sum(sign * other.interval.mean < sign * row.interval.mean for other in with_score) for row in with_score]
+    ranked = [replace(row, rank=1 + n) for row, n in zip(with_score, better, strict=True)]
+    return ranked + [row for row in rows if not row.scores]

@@ -1,0 +1,234 @@
+"""Figures for papers: the settings as dots, learning curves, reward against mismatch; PNG, and PDF with real text."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trimtab.errors import ConfigError
+from trimtab.files import replacing
+from trimtab.report.colours import Look, looks
+from trimtab.report.curves import Axis, Curve, curve, thin_curve
+from trimtab.report.model import Comparison, Row, Run, Setting
+from trimtab.report.page.svg import span
+from trimtab.report.page.text import short
+from trimtab.report.page.view import AXES, MISMATCH, injected, metric_of, settled
+from trimtab.report.score import score, tail_mean
+
+FORMATS = ("png", "pdf", "svg")
+MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle": "^", "down": "v", "plus": "P", "hexagon": "h",
+           "cross": "X"}  # fmt: skip
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # matplotlib's own, so every machine draws alike
+    "font.size": 8.0,
+    "axes.titlesize": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.unicode_minus": True,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "text.parse_math": False,  # a $ in a name is a $
+    "pdf.fonttype": 42,  # TrueType: text that can be searched and edited
+    "svg.fonttype": "none",
+    "svg.hashsalt": "trimtab",
+}
+NO_DATE: dict[str, dict[str, Any]] = {
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
+    "svg": {"Date": None, "Creator": None},
+}
+MOST_CURVES = 12
+
+
+def check_matplotlib() -> None:
+    """ConfigError without matplotlib, before anything is read."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--png is drawn by matplotlib: pip install 'trimtab[plot]', or leave out --png")
+
+
+def figures(
+    comparison: Comparison, runs: Sequence[Run], folder: Path, formats: Sequence[str] = ("png", "pdf")
+) -> list[Path]:
+    """Write ``settings``, ``curves`` and ``mismatch`` in each format into ``folder``; the paths, in that order.
+
+    The same comparison gives the same bytes. A figure without data is left out. ConfigError for another format, or
+    without matplotlib.
+    """
+    for format_ in formats:
+        if format_ not in FORMATS:
+            raise ConfigError(f"no figures as {format_!r}; allowed: {', '.join(FORMATS)}")
+    check_matplotlib()
+    import matplotlib
+
+    look = looks([row.setting.label for row in comparison.rows])
+    counted = {id(run) for run in runs}
+    drawings = {"settings": settings, "curves": curves, "mismatch": mismatch}
+    written = []
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+        for name, draw in drawings.items():
+            figure = draw(comparison, look, counted)
+            if figure is None:
+                continue
+            for format_ in formats:
+                path = folder / f"{name}.{format_}"
+                with replacing(path) as file:
+                    figure.savefig(file, format=format_, dpi=200, metadata=NO_DATE[format_], bbox_inches="tight",
+                                   pad_inches=0.04)  # fmt: skip
+                written.append(path)
+    return written
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def ordered(comparison: Comparison) -> list[Row]:
+    """Rows by rank; those without a score last."""
+    last = len(comparison.rows) + 1
+    return sorted(comparison.rows, key=lambda row: row.rank if row.rank is not None else last)
+
+
+def _label(setting: Setting) -> str:
+    return short(setting.label, 48) or "(all runs)"
+
+
+def settings(comparison: Comparison, look: dict[str, Look], counted: set[int]) -> Any:
+    """Every seed as a dot with mean and t interval; on the right the paired differences with theirs."""
+    rows = [row for row in ordered(comparison) if row.scores]
+    if not rows:
+        return None
+    differ = any(row.difference.pairs for row in rows)
+    figure = _figure(6.9 if differ else 4.6, 0.9 + 0.3 * len(rows))
+    panels = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2)) if differ else [figure.subplots()]
+    left = panels[0]
+    for i, row in enumerate(rows):
+        at, ink, fine = -i, look[row.setting.label].light, row.interval
+        if fine.low is not None and fine.high is not None:
+            left.plot([fine.low, fine.high], [at, at], color=ink, alpha=0.25, lw=6, solid_capstyle="butt", zorder=2)
+        left.plot([fine.mean, fine.mean], [at - 0.3, at + 0.3], color=ink, lw=1.6, zorder=3)
+        left.scatter(list(row.scores.values()), [at] * len(row.scores), s=16, color=ink, lw=0.4, edgecolor="white",
+                     marker=MARKERS[look[row.setting.label].marker], zorder=4)  # fmt: skip
+    base = next((row for row in rows if row.setting.label == comparison.baseline), None)
+    if base is not None:
+        left.axvline(base.interval.mean, color="#777777", lw=0.7, ls=(0, (2, 2)), zorder=1)
+    names = [f"{_label(r.setting)}  (n = {r.interval.n})" for r in rows]
+    left.set_yticks([-i for i in range(len(rows))], names)
+    left.set_ylim(-len(rows) + 0.4, 0.6)
+    left.tick_params(axis="y", length=0)
+    left.set_xlabel(metric_of(comparison.metric).heading)
+    left.grid(axis="x", color="#e6e6e6", lw=0.5)
+    left.set_axisbelow(True)
+    if differ:
+        _forest(panels[1], rows, look)
+    return figure
+
+
+def _forest(axes: Any, rows: Sequence[Row], look: dict[str, Look]) -> None:
+    axes.axvline(0.0, color="#777777", lw=0.7, ls=(0, (2, 2)))
+    for i, row in enumerate(rows):
+        fine, ink = row.difference.interval, look[row.setting.label].light
+        if not row.difference.pairs:
+            continue
+        if fine.low is not None and fine.high is not None:
+            axes.plot([fine.low, fine.high], [-i, -i], color=ink, lw=1.4)
+        axes.scatter([fine.mean], [-i], s=18, color=ink, marker=MARKERS[look[row.setting.label].marker], zorder=3)
+        p = row.difference.p_corrected
+        if p is not None:
+            text = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+            axes.annotate(text, (1.0, -i), xycoords=("axes fraction", "data"), xytext=(4, 0),
+                          textcoords="offset points", va="center", fontsize=7, color="#444444")  # fmt: skip
+    axes.tick_params(axis="y", length=0, labelleft=False)
+    axes.set_xlabel("difference, paired")
+    axes.grid(axis="x", color="#e6e6e6", lw=0.5)
+    axes.set_axisbelow(True)
+
+
+def curves(comparison: Comparison, look: dict[str, Look], counted: set[int]) -> Any:
+    """The metric against step, tokens and wall time, with t bands."""
+    rows = ordered(comparison)
+    chosen = [row for row in rows[:MOST_CURVES] if row.setting.label != comparison.baseline]
+    chosen = [*(row for row in rows if row.setting.label == comparison.baseline), *chosen]
+    metric = comparison.metric
+    every = {axis: [(row, settled(curve(row.setting, metric, axis), axis)) for row in chosen] for axis in Axis}
+    drawn = {axis: [(row, found) for row, found in pairs if len(found.x)] for axis, pairs in every.items()}
+    axes = [axis for axis, found in drawn.items() if found]
+    if not axes:
+        return None
+    figure = _figure(2.5 * len(axes) + 0.6, 2.5 + 0.14 * math.ceil(len(chosen) / 2))
+    panels = figure.subplots(1, len(axes), sharey=True, squeeze=False)[0]
+    for panel, axis in zip(panels, axes, strict=True):
+        for row, whole in drawn[axis]:
+            at, found = look[row.setting.label], thin_curve(whole, 800)
+            dash = (0, tuple(map(float, at.dash.split()))) if at.dash else "-"
+            panel.fill_between(found.x, found.low, found.high, color=at.light, alpha=0.14, lw=0)
+            panel.plot(found.x, found.mean, color=at.light, lw=1.3, ls=dash, marker=MARKERS[at.marker], ms=3.2,
+                       markevery=(0.05, 0.2), label=_label(row.setting))  # fmt: skip
+        panel.set_xlabel(AXES[axis])
+        panel.grid(color="#eeeeee", lw=0.5)
+        panel.set_axisbelow(True)
+        if axis is not Axis.step:
+            panel.xaxis.set_major_formatter(_short_numbers())
+    panels[0].set_ylabel(metric_of(comparison.metric).heading)
+    panels[0].set_ylim(*_frame([found for pairs in drawn.values() for _, found in pairs]))
+    handles, labels = panels[0].get_legend_handles_labels()
+    title = f"the best {len(chosen)} of {len(rows)} settings" if len(chosen) < len(rows) else None
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=7, title=title,
+                  title_fontsize=7)  # fmt: skip
+    return figure
+
+
+def _short_numbers() -> Any:
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter(sep="")
+
+
+def _frame(found: Sequence[Curve]) -> tuple[float, float]:
+    """All means, and the bands but for their outermost 5%: two seeds make a band arbitrarily wide."""
+    means = np.concatenate([one.mean for one in found])
+    bounds = np.concatenate([values for one in found for values in (one.low, one.high)])
+    bounds = bounds[np.isfinite(bounds)]
+    return span([*means, *(np.quantile(bounds, (0.05, 0.95)) if len(bounds) else ())])
+
+
+def mismatch(comparison: Comparison, look: dict[str, Look], counted: set[int]) -> Any:
+    """Each run's score against its mismatch KL; hollow: the mismatch was injected."""
+    figure = _figure(4.4, 3.2)
+    axes, any_ = figure.subplots(), False
+    for row in ordered(comparison):
+        at, spots = look[row.setting.label], []
+        for run in row.setting.runs:
+            gap = tail_mean(run, MISMATCH, comparison.last)
+            value = score(run, comparison.metric, comparison.last).value
+            if id(run) in counted and gap is not None and value is not None:
+                spots.append((gap, value))
+        if not spots:
+            continue
+        any_ = True
+        face = "none" if injected(row.setting) else at.light
+        axes.scatter([x for x, _ in spots], [y for _, y in spots], s=20, facecolor=face, edgecolor=at.light, lw=1.0,
+                     marker=MARKERS[at.marker], label=_label(row.setting))  # fmt: skip
+    if not any_:
+        return None
+    hollow = ", hollow: injected" if any(injected(row.setting) for row in comparison.rows) else ""
+    axes.set_xlabel(f"mismatch KL (k3), nats{hollow}")
+    axes.set_ylabel(metric_of(comparison.metric).heading)
+    axes.grid(color="#eeeeee", lw=0.5)
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=7)
+    return figure

@@ -51,7 +51,7 @@ MOST_CURVES = 12
 def check_matplotlib() -> None:
     """ConfigError without matplotlib, before anything is read."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--png is drawn by matplotlib: pip install 'trimtab[plot]', or leave out --png")
+        raise ConfigError("pictures are drawn by matplotlib: pip install 'trimtab[plot]', or leave out --png and --pdf")
 
 
 def figures(

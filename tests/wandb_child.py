@@ -21,9 +21,11 @@ HEAD = """
         tracker.start({"seed": 1}, run_id, "name-" + run_id, Path(folder))
         return tracker
     def helper():
-        for line in subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines():
-            if "wandb-core" in line and line.endswith(f"--pid {os.getpid()}"):
-                return int(line.split()[0])
+        for _ in range(300):  # the client starts it in the background
+            for line in subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True).stdout.splitlines():
+                if "wandb-core" in line and line.endswith(f"--pid {os.getpid()}"):
+                    return int(line.split()[0])
+            time.sleep(0.1)
         raise SystemExit("no helper process found")
     def until(true, seconds=10):
         end = time.monotonic() + seconds

@@ -15,7 +15,21 @@ from torch import Tensor
 
 from trimtab.spec import LOG_RATIO_CLAMP
 
-__all__ = ["LOG_RATIO_CLAMP", "Extremes", "Histogram", "Mean", "Spread"]
+__all__ = ["EXPONENT_MARGIN", "LOG_RATIO_CLAMP", "Extremes", "Histogram", "Mean", "Spread", "exponent_limit"]
+
+EXPONENT_MARGIN = 10.0
+"""Nats between the largest exponent and overflow: room for an advantage and for a sum over tokens."""
+
+
+def exponent_limit(dtype: torch.dtype, clamp: float | None = None) -> float:
+    """Largest log-ratio, nats, that is exponentiated: ``clamp``, and never more than the dtype holds the exp of.
+
+    log(largest number) - EXPONENT_MARGIN: 78.7 in float32, 699.8 in float64. Above it a ratio saturates.
+    """
+    limit = math.log(torch.finfo(dtype).max) - EXPONENT_MARGIN
+    return limit if clamp is None else min(clamp, limit)
+
+
 
 @dataclass(frozen=True)
 class Mean:

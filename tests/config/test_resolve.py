@@ -422,7 +422,7 @@ def test_a_lower_bound_that_rs_falls_back_to_is_not_called_ignored() -> None:
     [
         ([], ""),
         (["level=geometric"], ""),
-        (["level=geometric", "mis.tis_upper_bound=2"], "mis.tis_lower_bound=null mis.tis_upper_bound=2 at level=geometric"),
+        (["level=geometric", "mis.tis_upper_bound=2"], "mis.tis_upper_bound=2 at level=geometric"),
         (["rs=geometric", "mis.rs_upper_bound=2"], "mis.rs_lower_bound=0.5 mis.rs_upper_bound=2 at level=geometric"),
         (["tis_mode=clip", "mis.tis_upper_bound=1.001"], "at level=token concern nearly everything"),
         (["tis_mode=off", "level=geometric", "mis.tis_upper_bound=2"], ""),

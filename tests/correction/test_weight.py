@@ -44,25 +44,43 @@ def test_the_clamp_is_the_rules(level, mode, clamp, odd):
         flat = torch.tensor([x for row in w for x in row], dtype=torch.float64)
         finite = flat < 1e300  # the loops call e^709 and more infinite
         torch.testing.assert_close(done.weight_N[finite], flat[finite], rtol=1e-11, atol=1e-300)
-        assert (done.weight_N[~finite] > 1e300).all() and not done.weight_N.isnan().any()
+        assert (done.weight_N[~finite] > 1e300).all() and done.weight_N.isfinite().all()
         assert done.keep_N.tolist() == [k for row in keep for k in row]
         assert all(map(math.isfinite, measure(done).as_dict().values()))
         single = correct(
             *(x.float() for x in tensors[:2]), *tensors[2:], weight=WeightRule(level, mode, 0.3, 3.0, clamp=clamp)
         )
-        assert not single.weight_N.isnan().any() and all(map(math.isfinite, measure(single).as_dict().values()))
+        assert single.weight_N.isfinite().all() and all(map(math.isfinite, measure(single).as_dict().values()))
 
 
-def test_without_a_clamp_a_weight_may_overflow_but_is_no_nan_and_metrics_are_finite():
-    a, zero = torch.tensor([200.0, 0.0, INF, NAN]), torch.zeros(4)
-    mask, length = torch.ones(4, dtype=torch.bool), torch.tensor([2, 2])
-    for normalize in (False, True):
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 78.722839), (torch.float64, 699.782712893384)])
+def test_without_a_clamp_a_weight_saturates_at_what_the_dtype_holds(dtype: torch.dtype, limit: float):
+    """10 nats below overflow, from above alone, at every level and in every mode that has no upper bound."""
+    most = math.exp(limit)
+    a, zero = torch.tensor([2000.0, 0.0, INF, NAN, -2000.0], dtype=dtype), torch.zeros(5, dtype=dtype)
+    mask, length = torch.ones(5, dtype=torch.bool), torch.tensor([2, 2, 1])
+    for normalize in (False, True) if dtype is torch.float32 else (False,):  # sums end at WEIGHT_LIMIT in float64
         rule = WeightRule(Level.token, TisMode.unbounded, None, None, normalize, clamp=None)
         done = correct(a, zero, mask, length, weight=rule)
-        assert done.weight_N[[0, 2]].tolist() == [INF, INF] and not done.weight_N.isnan().any()
+        factor = 2 / 5 * most + 1 / 5 if normalize else 1.0
+        expected = [w / factor for w in (most, 1.0, most, 0.0, 0.0)]
+        assert done.weight_N.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-30)
         metrics = measure(done).as_dict()
-        assert all(map(math.isfinite, metrics.values())) and metrics["mis_clamped_log_ratio_count"] == 0
-        assert metrics["mis_ess"] == pytest.approx(0.5)  # two of four weights outweigh the others
+        assert all(map(math.isfinite, metrics.values())) and metrics["mis_clamped_log_ratio_count"] == 2
+        assert metrics["mis_ess"] == pytest.approx(0.4)  # two of five weights outweigh the others
+    for level, rows in ((Level.sequence, [most, 0.0, 0.0]), (Level.geometric, [most, 0.0, 0.0])):
+        for mode in (TisMode.unbounded, TisMode.mask, TisMode.clip):
+            rule = WeightRule(level, mode, None, None, clamp=None)
+            done = correct(a, zero, mask, length, weight=rule)
+            assert done.weight_N[[0, 2, 4]].tolist() == pytest.approx(rows, rel=1e-5, abs=1e-30)
+
+
+def test_a_clamp_beyond_the_dtype_is_the_dtypes():
+    d, one = torch.tensor([1e4]), torch.ones(1, dtype=torch.bool)
+    rule = WeightRule(Level.token, TisMode.unbounded, None, None, clamp=1e3)
+    assert correct(d, torch.zeros(1), one, torch.tensor([1]), weight=rule).weight_N.log().tolist() == pytest.approx(
+        [78.7228], rel=1e-6
+    )
 
 
 def test_zero_mode_zeroes_the_weight_and_keeps_the_token():

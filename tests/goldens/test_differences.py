@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from adapt.shared import Case, flat
 
 from trimtab.correction import WeightRule, correct
 from trimtab.method import Inputs, evaluate, token_gradient
+from trimtab.peers import verl_rules
+from trimtab.peers.verl import RsOption
 from trimtab.spec import (
     Aggregate,
     Algo,
@@ -95,6 +98,41 @@ def test_overflow_a_weight_grows_with_its_ratio_up_to_the_bound() -> None:
     found = weights(d, rule, torch.float32)
     assert found == pytest.approx([0.0, math.exp(-1), 1.0, math.exp(0.5), 2.0, 2.0, 2.0], rel=1e-6, abs=1e-38)
     assert found == sorted(found)
+
+
+def test_overflow_a_weight_without_a_bound_saturates() -> None:
+    """At e^(log(largest number) - 10), for whatever lies above; below nothing changes."""
+    rule = WeightRule(Level.token, TisMode.unbounded, None, None, clamp=None)
+    found = weights([[78.0, 79.0, 95.0, 1e30, math.inf, -math.inf]], rule, torch.float32)
+    most = math.exp(88.72283905206835 - 10)
+    assert found == pytest.approx([math.exp(78.0), most, most, most, most, 0.0], rel=1e-5)
+    by_row = WeightRule(Level.sequence, TisMode.unbounded, None, None, clamp=None)
+    assert weights([[50.0, 50.0]], by_row, torch.float32) == pytest.approx([most, most], rel=1e-5)
+
+
+def test_a_ratio_and_its_logarithm_differ_on_the_bound_alone() -> None:
+    d = [[-math.log(bound)] for bound in (3.0, 5.0, 10.0)] + [[-math.log(3.0) + 1e-12], [-math.log(3.0) - 1e-12]]
+    kept = []
+    for make in (verl_rules.rule, verl_rules.ratio_rule):
+        found = []
+        for upper, row in zip((3.0, 5.0, 10.0, 3.0, 3.0), d, strict=True):
+            mis = MisSpec(tis_mode=TisMode.off, reject=[make(RsOption.token_k1, upper=upper)])
+            inputs = batch([row], [[0.0]], [1.0], proximal_N=flat([row], torch.float64))
+            method = MethodSpec(AlgoSpec(Algo.decoupled), mis, LossSpec())
+            found.append(bool(evaluate(method, inputs).applied.keep_N))
+        kept.append(found)
+    assert kept[0] == [True, True, True, True, False]
+    assert kept[1][3:] == [True, False]
+
+
+def test_guards_in_an_exponent_grow_with_it() -> None:
+    """One token with a ratio of e^40: trimtab's loss is exact, a guard of 1e-8 in the mean would take 40e-8 of it."""
+    spec = LossSpec(ratio_level=RatioLevel.sequence, aggregate=Aggregate.sequence_mean, log_ratio_clamp=None)
+    for name, within in ((LossName.ppo_clip, 1e-14), (LossName.gmpo, 2e-10)):  # gmpo adds 1e-10 to a weight
+        method = MethodSpec(AlgoSpec(Algo.decoupled), MisSpec(tis_mode=TisMode.off), replace(spec, name=name))
+        loss = float(evaluate(method, batch([[-1.0]], [[-41.0]], [-1.0])).loss.total)
+        assert loss == pytest.approx(math.exp(40.0), rel=within)
+    assert 1 - math.exp(40.0 / (1 + GUARD)) / math.exp(40.0) == pytest.approx(40 * GUARD, rel=1e-3)
 
 
 def test_luspo_padding_has_no_share_in_the_loss() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import replay
 import torch
-from adapt.shared import Case
+from adapt import compare
+from adapt.shared import Case, Said
 
 HERE = Path(__file__).parent
 CASES = {case.name: case for case in replay.cases(HERE)}
@@ -39,6 +40,7 @@ DIFFERENT = {
     "verl/is_seq_bn_extreme": GUARDS,
     "verl/is_seq_bn_multiturn": GUARDS,
     "verl/loss_decoupled_tokis_seq-mean-token-mean_wide": GUARDS,
+    "verl/loss_geo_mean_tokis_wide": GUARDS,
     "verl/loss_sapo_tokis_wide": GUARDS,
     "verl/overflow_f32_sequence": "metrics-that-divide-by-zero",
 }
@@ -135,6 +137,90 @@ def test_a_refusal_on_one_side_only_is_reported() -> None:
     data = copy.deepcopy(CASES["verl/err_k3_range"].data)
     data["outputs"] = copy.deepcopy(CASES["verl/rs_token_k3_multiturn"].data["outputs"])
     assert "trimtab refuses" in replay.replay(Case(data)).faults[0]
+
+
+REFUSED = ("verl/err_is_lo_gt_hi", "verl/err_k3_range", "nemo_rl/err_icepop_no_min")
+
+
+def test_a_refusal_by_both_is_told_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in REFUSED:
+        assert "threshold" in (reason := replay.replay(CASES[name]).refusal) or "ratio_min" in reason
+    (tmp_path / "a.json").write_text(json.dumps(CASES["verl/err_is_lo_gt_hi"].data))
+    assert replay.main([str(tmp_path)]) == 0
+    assert "verl/err_is_lo_gt_hi: refused by both: rollout_is_threshold='5.0_0.5'" in capsys.readouterr().out
+
+
+def refusal_of(name: str, message: str, **config: Any) -> replay.Outcome:
+    data = copy.deepcopy(CASES[name].data)
+    data["config"] |= config
+    data["outputs"] = {"error": "ValueError", "message_contains": message}
+    return replay.replay(Case(data))
+
+
+def test_a_refusal_of_another_option_is_reported() -> None:
+    name = "verl/is_token_t2_ragged"
+    assert refusal_of(name, "rollout_is_threshold must be positive", rollout_is_threshold=-1.0).faults == ()
+    assert refusal_of(name, "", rollout_is_threshold=-1.0).faults == ()
+    faults = refusal_of(name, "rollout_rs_threshold must be positive", rollout_is_threshold=-1.0).faults
+    assert "another option" in faults[0]
+
+
+def test_no_translation_is_never_a_refusal() -> None:
+    data = copy.deepcopy(CASES["verl/loss_cispo_tokis_wide"].data)
+    data["function"] = "compute_policy_loss_clip_cov"
+    assert "no translation" in replay.replay(Case(data)).faults[0]
+    data["outputs"] = {"error": "ValueError"}
+    assert "no translation: trimtab has no loss clip_cov" in replay.replay(Case(data)).faults[0]
+    data = copy.deepcopy(CASES["verl/loss_decoupled_none_ragged"].data)
+    data["inputs"]["advantages"][0][0] += 1
+    data["outputs"] = {"error": "ValueError"}
+    assert "no translation" in replay.replay(Case(data)).faults[0]
+
+
+REFUSALS: list[tuple[str, dict[str, Any]]] = [
+    ("trl/is_token_mask_0.5_2_boundary", {"vllm_importance_sampling_clip_min": 3.0}),
+    ("trl/is_token_mask_0.5_2_boundary", {"vllm_importance_sampling_clip_min": 2.0}),
+    ("trl/is_token_truncate_3_ragged", {"vllm_importance_sampling_clip_max": None}),
+    ("trl/loss_dapo_tokentrunc_wide", {"clip_min": 3.0}),
+    ("trl/loss_vespo_none_wide", {"vllm_importance_sampling_mode": "sequence_mask"}),
+    ("miles/tis_mask_token_bn_extreme", {"tis_lower_bound": 2.0, "tis_upper_bound": 2.0}),
+    ("miles/yaml_default_wide", {"tis_level": "geometric"}),
+    ("miles/yaml_default_wide", {"tis_mode": "nope"}),
+    ("areal/tok_mask_ratio_5_ragged", {"rejection_sampling": {"metric": "ratio", "upper": 0.9}}),
+    ("areal/tok_mask_ratio_5_ragged", {"rejection_sampling": {"action": "clamp", "metric": "kl_k2", "upper": 2.0}}),
+    ("areal/tok_mask_ratio_5_ragged", {"rejection_sampling": {"metric": "ratio", "upper": 2.0, "lower": 0.0}}),
+    ("verl/is_token_t2_ragged", {"rollout_is_threshold": True}),
+    ("verl/is_token_t2_ragged", {"rollout_is_threshold": "0_2"}),
+    ("verl/is_token_t2_ragged", {"rollout_is": "geometric"}),
+    ("nemo_rl/tis_2_wide", {"truncated_importance_sampling_type": "bogus"}),
+    ("nemo_rl/tis_2_wide", {"truncated_importance_sampling_type": None}),
+    ("nemo_rl/tis_2_wide", {"truncated_importance_sampling_ratio": -1.0}),
+    ("nemo_rl/tis_2_wide", {"use_importance_sampling_correction": False}),
+    ("nemo_rl/tis_2_wide", {"ratio_clip_c": 0.5}),
+    ("nemo_rl/gspo_seqlevel_is_ragged", {"token_level_loss": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "config"), REFUSALS, ids=[f"{name}-{list(config)}" for name, config in REFUSALS])
+def test_what_a_system_refuses_its_namesake_does(name: str, config: dict[str, Any]) -> None:
+    assert refusal_of(name, "", **config).faults == ()
+
+
+def test_what_is_not_compared_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = copy.deepcopy(CASES["trl/loss_grpo_none_wide"].data)
+    del data["outputs"]["metrics"]["clip_ratio/low_mean"]
+    data["outputs"]["metrics"]["clip_ratio/high_mean"] = None
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    assert replay.main([str(tmp_path)]) == 0
+    told = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("not compared: "))
+    for name in ("clip_ratio/low_mean", "clip_ratio/high_mean"):
+        assert f"trl metrics.{name} (1)" in told
+
+
+def test_only_numbers_that_cancel_have_an_absolute_tolerance() -> None:
+    for name, fails in (("weights", True), ("mask", True), ("loss", False), ("approx_kl", False), ("chi2_seq", False)):
+        data = {"system": "x", "case": "x", "dtype": "float64", "outputs": {name: 4e-16}}
+        assert bool(compare.faults(Case(data), [Said((name,), 0.0)])) is fails, name
 
 
 def test_a_case_that_no_adapter_knows_fails_alone() -> None:

@@ -69,6 +69,7 @@ def test_prefixes_that_no_sequence_passes_may_stand_in_a_table() -> None:
         (("eos",), "end", "eos is \"end\"; it must be a symbol"),
         (("prompts",), [], r"prompts is \[\]; it must be a list of one prompt or more"),
         (("prompts",), [3], r"prompts\[0\] is 3; it must be an object with the keys 'weight', 'rollout'"),
+        (("prompts", 0, "weight"), 10**400, r"prompts\[0\]\.weight is beyond what a float64 holds"),
         (("prompts", 0, "weight"), -1, r"prompts\[0\]\.weight is -1\.0; it must be a finite number above 0"),
         (("prompts", 0, "rollout"), {"": [0, 0]}, r"prompts\[0\]\.rollout lacks '0'; the prefixes needed are '', '0'"),
         (("prompts", 0, "rollout", ""), [0], r"prompts\[0\]\.rollout\[''\] is \[0\]; it must be a list of 2 logits"),
@@ -117,3 +118,10 @@ def test_a_missing_key_and_a_missing_file_are_named(tmp_path: Path) -> None:
 def test_a_recipe_out_of_range_is_refused(recipe: Recipe, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         generate(recipe)
+
+
+def test_a_file_nested_too_deeply_is_no_problem(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(DataError, match="is no JSON"):
+        read_problem(path)

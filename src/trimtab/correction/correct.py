@@ -46,7 +46,7 @@ class Correction:
 
     @cached_property
     def weight_N(self) -> Tensor:
-        """1 where masked out, never NaN, finite if the rule has a clamp; in the inputs' dtype, on their device."""
+        """1 where masked out, always finite; in the inputs' dtype, on their device."""
         return self.given.scatter(_token_weight(self.given, self.weights, self.factor), 1.0).to(self.given.device)
 
     @cached_property

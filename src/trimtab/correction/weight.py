@@ -15,12 +15,12 @@ from trimtab.correction.log_ratio import LogRatio, finite_weight, moments
 from trimtab.correction.rows import room
 from trimtab.errors import ConfigError
 from trimtab.spec import Level, TisMode
-from trimtab.stat import LOG_RATIO_CLAMP
+from trimtab.stat import LOG_RATIO_CLAMP, exponent_limit
 
 UNBOUNDED = (TisMode.off, TisMode.unbounded)
 
 METRIC_CLAMP = 80.0
-"""Clamps up to here leave every weight, and the sums of their squares, finite."""
+"""Clamps up to here leave the sums of all weights, and of their squares, finite."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class WeightRule:
     """How weights are made. ``lower`` is used by clip, mask and zero, ``upper`` by truncate too; None is no bound.
 
     ``unbounded`` (and ``off``: who wants no weights gives no rule) has no bounds. ``clamp`` is on the level's
-    |log-ratio|; without it (None) a weight that nothing else bounds may overflow to inf; it is never NaN.
+    |log-ratio|; without it (None) a log-ratio is bounded only above, by what the dtype can hold (``exponent_limit``).
+    A weight is never infinite and never NaN.
     """
 
     level: Level
@@ -52,17 +53,17 @@ class WeightRule:
         check_bounds("tis", self.low, self.high)
         if self.clamp is not None and not self.clamp > 0:
             raise ConfigError(
-                f"mis.log_ratio_clamp={self.clamp:g}: it must be a positive number of nats, or null for none; "
-                "for example mis.log_ratio_clamp=20"
+                f"mis.log_ratio_clamp={self.clamp:g}: it must be a positive number of nats, or null: only what the "
+                "dtype can hold; for example mis.log_ratio_clamp=20"
             )
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights at the rule's level (L: M tokens or B rows), before batch normalising; never NaN, finite if clamped.
+    """Weights at the rule's level (L: M tokens or B rows), before batch normalising; all finite.
 
     ``raw_L`` is before and ``bounded_L`` after bounding; ``band`` tells which ones the bounds concern, ``clamped_L``
-    where the safety clamp bites (None: nowhere).
+    where the clamp, or the dtype's own limit, bites (None: nowhere).
     """
 
     rule: WeightRule
@@ -87,7 +88,7 @@ class Weights:
 
     @property
     def summable_L(self) -> Tensor:
-        """The bounded weights, an infinite one as the largest number of which metrics are made."""
+        """The bounded weights, a huge one as the largest number of which metrics are made."""
         return self._summable(self.bounded_L)
 
     @cached_property
@@ -123,7 +124,7 @@ class Weights:
 
 
 def weigh(given: LogRatio, rule: WeightRule) -> Weights:
-    """w = exp(clamp(log-ratio at the level, ±rule.clamp)), then the mode's bound.
+    """w = exp(clamp(log-ratio at the level, ±rule.clamp)), then the mode's bound; without a clamp: see ``WeightRule``.
 
     truncate: min(w, upper); clip: min(max(w, lower), upper); mask: w, and keep = lower <= w <= upper; zero: w if
     lower <= w <= upper, else 0, and the token stays (IcePop); unbounded: w. A missing token has
@@ -148,19 +149,19 @@ def weigh(given: LogRatio, rule: WeightRule) -> Weights:
 
 def _clamped(given: LogRatio, rule: WeightRule, ratio_L: Tensor) -> tuple[Tensor, Tensor | None]:
     """The ratios with the clamp applied, the very tensor given if it bites nowhere; and where it bites."""
-    if rule.clamp is None:
-        return ratio_L, None
+    high = exponent_limit(ratio_L.dtype, rule.clamp)
+    low = -math.inf if rule.clamp is None else -rule.clamp
     match rule.level:
         case Level.token:
-            bites = given.extremes.magnitude > rule.clamp
+            bites = given.extremes.low < low or given.extremes.high > high
         case Level.sequence | Level.geometric:
-            bites = bool((level_log_ratio(given, rule.level).abs() > rule.clamp).any())
+            log_L = level_log_ratio(given, rule.level)
+            bites = bool(((log_L < low) | (log_L > high)).any())
     if not bites:
         return ratio_L, None
     # exp is monotone: clamping its value is clamping its argument, and saves an exp; inf and 0 are clamped too
-    overflows = rule.clamp > math.log(torch.finfo(ratio_L.dtype).max)
-    raw_L = ratio_L.clamp(math.exp(-rule.clamp), None if overflows else math.exp(rule.clamp))
-    return raw_L, level_log_ratio(given, rule.level).abs() > rule.clamp
+    raw_L, log_L = ratio_L.clamp(math.exp(low), math.exp(high)), level_log_ratio(given, rule.level)
+    return raw_L, (log_L < low) | (log_L > high)
 
 
 def _within(given: LogRatio, x_L: Tensor, rule: WeightRule) -> bool:

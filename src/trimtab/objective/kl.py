@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trimtab.objective.terms import clamped
+from trimtab.objective.terms import clamped, exponent
 from trimtab.spec import KlEstimator
 from trimtab.stat import LOG_RATIO_CLAMP
 
@@ -14,7 +14,8 @@ def kl_estimate(log_ratio_N: Tensor, estimator: KlEstimator, exponent_clamp: flo
     """Estimate of KL(current || reference) at tokens sampled from current; x = current - reference log-prob.
 
     k1 = x; k2 = x^2 / 2; k3 = exp(-x) - 1 + x. k1 and k3 are unbiased values, k2 has low variance and a bias of
-    third order. ``exponent_clamp`` bounds what is exponentiated, nats; None for none. Source: Schulman, "Approximating
+    third order. ``exponent_clamp`` bounds what is exponentiated, nats; None: only by what the
+    dtype can hold. Source: Schulman, "Approximating
     KL divergence", 2020.
     """
     x = log_ratio_N
@@ -24,7 +25,7 @@ def kl_estimate(log_ratio_N: Tensor, estimator: KlEstimator, exponent_clamp: flo
         case KlEstimator.k2:
             return 0.5 * x * x
         case KlEstimator.k3:
-            return clamped(-x, exponent_clamp).exp() - 1.0 + x
+            return exponent(-x, exponent_clamp).exp() - 1.0 + x
 
 
 def kl_penalty(
@@ -51,7 +52,7 @@ def kl_penalty(
     x = clamped(apart_N, log_ratio_clamp)
     shown, steered = kl_estimate(x.detach(), value, exponent_clamp), kl_estimate(x, gradient, exponent_clamp)
     if log_weight_N is not None:
-        weight_N = clamped(log_weight_N, exponent_clamp).exp()
+        weight_N = exponent(log_weight_N, exponent_clamp).exp()
         live_N = torch.where(x == apart_N, weight_N, weight_N.detach())
         shown, steered = weight_N.detach() * shown, live_N * steered
     shown, steered = clamped(shown, clamp), clamped(steered, clamp)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from trimtab.errors import DataError
 from trimtab.objective.kl import kl_penalty
 from trimtab.objective.terms import Surrogate, clamped
 from trimtab.spec import KlImportance, LossSpec, RejectTerms
+from trimtab.stat import exponent_limit
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def combine(
     if entropy_N is not None:
         entropy = weighted_sum(entropy_N, coefficient_N, term_N)
     if anchor_N is not None and spec.log_ratio_penalty != 0.0:
-        x_N = clamped(_log_ratio(valid_N, current_N, anchor_N), spec.log_ratio_clamp)
+        x_N = clamped(_log_ratio(valid_N, current_N, anchor_N), _pull_bound(spec, current_N.dtype))
         pull = weighted_sum(x_N * x_N, coefficient_N, valid_N)
     if reward_N is not None and spec.positive_nll_coef != 0.0:
         nll = positive_nll(current_N, valid_N & (reward_N > 0), positive_tokens)
@@ -119,6 +121,11 @@ def _where(reject_terms: RejectTerms, terms: Terms) -> tuple[Tensor, Tensor]:
             return terms.valid_N, policy_N
         case RejectTerms.all:
             return kept_N, policy_N
+
+
+def _pull_bound(spec: LossSpec, dtype: torch.dtype) -> float:
+    """Of the log-ratio that is squared: without a clamp, what the dtype holds the square of."""
+    return math.exp(exponent_limit(dtype) / 2) if spec.log_ratio_clamp is None else spec.log_ratio_clamp
 
 
 def _log_ratio(valid_N: Tensor, current_N: Tensor, other_N: Tensor) -> Tensor:

@@ -8,14 +8,11 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from trimtab.objective.terms import Surrogate, TokenTerms, clamped, unbounded
+from trimtab.objective.terms import Surrogate, TokenTerms, exponent, unbounded
 from trimtab.spec import LOG_RATIO_CLAMP
 
 WEIGHT_GUARD = 1e-10
 """Added to a weight before its logarithm: a weight may be 0."""
-
-COUNT_GUARD = 1e-8
-"""Added to a row's token count: a row may be empty."""
 
 LOG_FLOOR = math.log(1e-8)
 
@@ -31,10 +28,10 @@ def gmpo(t: TokenTerms, *, clip_low: float, clip_high: float, clamp: float | Non
     x_N = t.current_N - t.anchor_N
     high, low = (t.advantage_N > 0) & (x_N > clip_high), (t.advantage_N < 0) & (x_N < -clip_low)
     c_N = torch.where(high, clip_high, torch.where(low, -clip_low, x_N))
-    count_B = t.count_B + COUNT_GUARD
-    log_ratio_B = clamped(t.row_sum(c_N) / count_B, clamp)
-    log_weight_B = t.row_sum((t.weight_N + WEIGHT_GUARD).log()) / count_B
-    loss_B = -t.row_sum(t.advantage_N) / count_B * log_ratio_B.exp() * log_weight_B.exp()
+    log_ratio_B, dtype = t.row_mean(c_N), t.current_N.dtype
+    log_weight_B = t.row_mean((t.weight_N + WEIGHT_GUARD).log())
+    log_product_B = exponent(exponent(log_ratio_B, clamp, dtype) + log_weight_B, None, dtype)
+    loss_B = -t.row_mean(t.advantage_N) * log_product_B.exp()
     return Surrogate(t.at_tokens(loss_B), low, high, torch.zeros_like(low))
 
 

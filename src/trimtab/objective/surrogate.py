@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -15,6 +16,7 @@ from trimtab.objective.sequence import gmpo, vespo
 from trimtab.objective.soft import sapo
 from trimtab.objective.terms import Surrogate, TokenTerms
 from trimtab.spec import LOG_RATIO_CLAMP, LossName, LossSpec, RatioLevel
+from trimtab.stat import exponent_limit
 
 __all__ = ["Surrogate", "TokenTerms", "policy_terms"]
 
@@ -66,4 +68,13 @@ def _every_token(spec: LossSpec, t: TokenTerms, clamp: float | None) -> Surrogat
             return gmpo(t, clip_low=low, clip_high=high, clamp=clamp)
         case LossName.vespo:
             return vespo(t, positive=spec.vespo_positive, negative=spec.vespo_negative)
-    return replace(out, loss_N=out.loss_N * t.weight_N)
+    return replace(out, loss_N=_weighted(out.loss_N, t.weight_N))
+
+
+def _weighted(loss_N: Tensor, weight_N: Tensor) -> Tensor:
+    """Their product. Where it overflows, because ratio and weight are both huge, the weight gives way: it saturates."""
+    product_N = loss_N * weight_N
+    if product_N.detach().isfinite().all():
+        return product_N
+    most_N = math.exp(exponent_limit(loss_N.dtype)) / loss_N.detach().abs().clamp(min=1.0)
+    return loss_N * torch.minimum(weight_N, most_N)

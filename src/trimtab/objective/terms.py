@@ -8,6 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from trimtab.stat import exponent_limit
+
 
 @dataclass(frozen=True)
 class TokenTerms:
@@ -87,3 +89,12 @@ def unbounded(loss_N: Tensor) -> Surrogate:
 def clamped(x_N: Tensor, bound: float | None) -> Tensor:
     """x within +-bound, without a gradient beyond; x itself for no bound."""
     return x_N if bound is None else x_N.clamp(-bound, bound)
+
+
+def exponent(x_N: Tensor, clamp: float | None, dtype: torch.dtype | None = None) -> Tensor:
+    """x as it may be exponentiated: within +-clamp, and never above what the dtype holds the exp of.
+
+    ``dtype``: the one that the exp ends up in, if it is not that of x. There is no gradient beyond a bound.
+    """
+    high = exponent_limit(x_N.dtype if dtype is None else dtype, clamp)
+    return x_N.clamp(max=high) if clamp is None else x_N.clamp(-clamp, high)

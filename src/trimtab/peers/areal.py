@@ -5,13 +5,87 @@ Commit 4aef98d8, ``areal/utils/functional/functional.py``. Its loss takes the to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from trimtab.errors import ConfigError
+from trimtab.peers.options import member
 from trimtab.peers.segments import row_mean
 from trimtab.spec import RatioLevel
+
+
+class Action(Enum):
+    """``action`` of ``rejection_sampling``: leave out, or bound the weight."""
+
+    mask = "mask"
+    clamp = "clamp"
+
+
+class Metric(Enum):
+    """``metric`` of ``rejection_sampling``."""
+
+    ratio = "ratio"
+    kl_k1 = "kl_k1"
+    kl_k2 = "kl_k2"
+    kl_k3 = "kl_k3"
+
+
+class Aggregation(Enum):
+    """``agg`` of ``rejection_sampling``."""
+
+    sum = "sum"
+    mean = "mean"
+    max = "max"
+
+
+class Unit(Enum):
+    """``level`` of ``rejection_sampling``."""
+
+    token = "token"
+    sequence = "sequence"
+
+
+@dataclass(frozen=True)
+class RejectionSampling:
+    """``rejection_sampling``. Raises ConfigError for what AReaL refuses: a clamp of a KL, bounds of a ratio unless
+    0 < lower and 1 < upper."""
+
+    level: Unit = Unit.token
+    action: Action = Action.mask
+    metric: Metric = Metric.ratio
+    agg: Aggregation = Aggregation.mean
+    upper: float = 5.0
+    lower: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.metric is not Metric.ratio and self.action is Action.clamp:
+            raise ConfigError(
+                f"action=clamp with metric={self.metric.value} is refused; allowed: metric=ratio, or action=mask"
+            )
+        if self.metric is Metric.ratio and not self.upper > 1:
+            raise ConfigError(f"upper={self.upper:g} with metric=ratio is refused; allowed: > 1; for example 2.0")
+        if self.metric is Metric.ratio and self.lower is not None and not self.lower > 0:
+            raise ConfigError(
+                f"lower={self.lower:g} with metric=ratio is refused; allowed: > 0, or null; for example 0.5"
+            )
+
+
+def rejection_sampling(given: Mapping[str, Any]) -> RejectionSampling:
+    """Of the option's own keys; a missing one has AReaL's default. Raises ConfigError for an unknown choice."""
+    default = RejectionSampling()
+    return RejectionSampling(
+        level=member(Unit, "level", given.get("level", default.level.value)),
+        action=member(Action, "action", given.get("action", default.action.value)),
+        metric=member(Metric, "metric", given.get("metric", default.metric.value)),
+        agg=member(Aggregation, "agg", given.get("agg", default.agg.value)),
+        upper=given.get("upper", default.upper),
+        lower=given.get("lower"),
+    )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@ function takes float32 or float64 [N] and computes in that dtype unless it says 
 
 from __future__ import annotations
 
+from enum import Enum
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
@@ -18,6 +21,8 @@ from trimtab.stat import LOG_RATIO_CLAMP
 KL_CLAMP = 10.0
 
 TokenMetrics = dict[str, Tensor]
+
+E = TypeVar("E", bound=Enum)
 
 
 def sample_mean(metrics: TokenMetrics, valid_N: Tensor, row_N: Tensor, length_B: Tensor) -> dict[str, float]:
@@ -36,6 +41,32 @@ def bounds(
     low, high = tis
     low = 1 / high if low is None else low
     return (low, high), (low if rs[0] is None else rs[0], high if rs[1] is None else rs[1])
+
+
+def mode(name: str) -> TisMode:
+    """``tis_mode``: truncate, clip or mask."""
+    return _one_of("tis_mode", name, (TisMode.truncate, TisMode.clip, TisMode.mask))
+
+
+def level(option: str, name: str) -> Level:
+    """``tis_level`` or ``rs_level``: token, sequence or geometric."""
+    return _one_of(option, name, tuple(Level))
+
+
+def check_bounds(mode: TisMode, lower: float, upper: float) -> None:
+    """Raise ConfigError unless lower < upper where both are bounds (clip, mask)."""
+    if mode is not TisMode.truncate and not lower < upper:
+        raise ConfigError(
+            f"tis_lower_bound={lower:g} and tis_upper_bound={upper:g}: tis_mode={mode.value} needs lower < upper; "
+            "for example 0.5 and 2.0"
+        )
+
+
+def _one_of(option: str, name: str, allowed: tuple[E, ...]) -> E:
+    for one in allowed:
+        if one.value == name:
+            return one
+    raise ConfigError(f"{option}={name!r} is refused; allowed: {', '.join(str(one.value) for one in allowed)}")
 
 
 def off_policy(train_N: Tensor, rollout_N: Tensor, valid_N: Tensor, row_N: Tensor, length_B: Tensor) -> TokenMetrics:

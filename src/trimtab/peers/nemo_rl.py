@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trimtab.errors import ConfigError
 from trimtab.objective.aggregate import Counts
+from trimtab.peers.options import member
 from trimtab.peers.segments import only, row_count, row_sum
 from trimtab.spec import KlEstimator
 
@@ -42,9 +43,26 @@ class Truncation:
             raise ConfigError(f"{self.kind.value} needs truncated_importance_sampling_ratio_min, for example 0.5")
         if self.upper <= 0 or (self.lower is not None and self.lower > self.upper):
             raise ConfigError(
-                f"truncated_importance_sampling_ratio={self.upper:g} and ratio_min={self.lower}: bounds need "
-                "0 < ratio and ratio_min <= ratio; for example 2.0 and 0.5"
+                f"truncated_importance_sampling_ratio={self.upper:g} and truncated_importance_sampling_ratio_min="
+                f"{self.lower}: bounds need 0 < ratio and ratio_min <= ratio; for example 2.0 and 0.5"
             )
+
+
+def truncation(
+    kind: str | None, ratio: float | None, ratio_min: float | None = None, *, corrected: bool = True
+) -> Truncation | None:
+    """``truncated_importance_sampling_{type,ratio,ratio_min}`` and ``use_importance_sampling_correction`` together.
+
+    None without a ratio. Raises ConfigError for an unknown type, and for a ratio without a type or a correction.
+    """
+    if ratio is None:
+        return None
+    if not corrected:
+        raise ConfigError(
+            f"truncated_importance_sampling_ratio={ratio:g} truncates weights that there are not; give "
+            "use_importance_sampling_correction=true, or truncated_importance_sampling_ratio=null"
+        )
+    return Truncation(member(TruncationKind, "truncated_importance_sampling_type", kind), ratio, ratio_min)
 
 
 @dataclass(frozen=True)
@@ -57,6 +75,7 @@ class Options:
     force_on_policy_ratio: bool = False
     ratio_clip_min: float = 0.2
     ratio_clip_max: float = 0.2
+    ratio_clip_c: float | None = None
     reference_policy_kl_penalty: float = 0.0
     reference_policy_kl_type: KlEstimator = KlEstimator.k3
     kl_input_clamp_value: float | None = 20.0
@@ -69,6 +88,8 @@ class Options:
         by_row = self.sequence_level_importance_ratios
         if by_row and self.token_level_loss:
             raise ConfigError("sequence_level_importance_ratios needs token_level_loss=false")
+        if self.ratio_clip_c is not None and not self.ratio_clip_c > 1:
+            raise ConfigError(f"ratio_clip_c={self.ratio_clip_c:g} is refused; allowed: > 1, or null; for example 3.0")
         if by_row and self.truncation is not None and self.truncation.kind is TruncationKind.seq_mask_tis:
             raise ConfigError("seq-mask-tis is of token weights; use sequence_level_importance_ratios=false")
 

@@ -8,13 +8,16 @@ one is kept. A row's mean over no tokens is 0; shares are float32.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from trimtab.method import Coefficients
+from trimtab.method import Coefficients, Inputs, evaluate, token_gradient
+from trimtab.objective.aggregate import Counts
 from trimtab.peers.segments import only, row_count, row_extremes, row_mean, row_share
+from trimtab.spec import MethodSpec
 
 REF_KL_MASK_LOW = 0.2
 """Largest fall of a token's probability below the rollout's that the ref_kl component keeps."""
@@ -93,6 +96,26 @@ def coefficients(weight_N: Tensor, scale: float) -> Coefficients:
     """
     coefficient_N = weight_N / scale
     return Coefficients(coefficient_N, coefficient_N)
+
+
+@dataclass(frozen=True)
+class Component:
+    """One of the losses that prime-rl adds up (rl, ce, ref_kl): a method, and the tokens it is of.
+
+    ``totals`` or ``given``: what its tokens are divided by, as ``trimtab.method.evaluate`` takes it.
+    """
+
+    method: MethodSpec
+    inputs: Inputs
+    totals: Counts | None = None
+    given: Coefficients | None = None
+
+
+def total(components: Sequence[Component]) -> tuple[Tensor, Tensor]:
+    """Sum of the components' losses, a scalar, and of their gradients by the current log-probs, [N]; detached."""
+    losses = [evaluate(c.method, c.inputs, totals=c.totals, given=c.given).loss.total.detach() for c in components]
+    gradients = [token_gradient(c.method, c.inputs, totals=c.totals, given=c.given) for c in components]
+    return torch.stack(losses).sum(), torch.stack(gradients).sum(0)
 
 
 def scaled(advantage_B: Tensor, adv_tau: float) -> Tensor:

@@ -57,6 +57,20 @@ class Options:
     vespo_negative: tuple[float, float] = (3.0, 2.0)
 
 
+def check_sampling(mode: SamplingMode, clip_min: float | None, clip_max: float | None) -> None:
+    """Raise ConfigError for what TRL refuses of ``vllm_importance_sampling_clip_{min,max}``: lower bounds that are not
+    below the upper one, and a truncation without any."""
+    given = f"vllm_importance_sampling_clip_min={clip_min} and vllm_importance_sampling_clip_max={clip_max}"
+    if clip_min is not None and clip_max is not None and not clip_min < clip_max:
+        raise ConfigError(f"{given}: bounds need clip_min < clip_max; for example 0.5 and 3.0")
+    truncates = mode in (SamplingMode.token_truncate, SamplingMode.sequence_truncate)
+    if truncates and clip_min is None and clip_max is None:
+        raise ConfigError(
+            f"{given}: vllm_importance_sampling_mode={mode.value} needs one of them; for example "
+            "vllm_importance_sampling_clip_max=3.0"
+        )
+
+
 def sampling_ratio(
     *,
     proximal_N: Tensor,
@@ -73,6 +87,7 @@ def sampling_ratio(
     A row's ratio is the product of its tokens', 1 for a row without any. truncate: min(max(r, clip_min), clip_max);
     mask: 0 outside the bounds, which are inclusive. Not clamped against overflow. In the inputs' dtype.
     """
+    check_sampling(mode, clip_min, clip_max)
     log_ratio_N = only(proximal_N, valid_N) - only(rollout_N, valid_N)
     match mode:
         case SamplingMode.token_truncate | SamplingMode.token_mask:
@@ -217,7 +232,10 @@ def _vespo_weight(
     """phi = exp(rate + k log w - rate w) of each row, with w the clamped product of its ratios and corrections, [B]."""
     log_w_N = log_ratio_N.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
     if weight_N is not None and weight_N.shape != log_w_N.shape:
-        raise ConfigError("vespo takes a weight for each token; use token_truncate or token_mask")
+        raise ConfigError(
+            "loss_type=vespo takes a weight for each token; use vllm_importance_sampling_mode=token_truncate "
+            "or token_mask"
+        )
     if weight_N is not None:
         log_w_N = log_w_N + weight_N.detach().log().clamp(VESPO_FLOOR, LOG_RATIO_CLAMP)
     log_w_B = row_sum(log_w_N, batch.valid_N, batch.row_N, batch.rows).clamp(VESPO_FLOOR, LOG_RATIO_CLAMP)

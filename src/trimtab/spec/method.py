@@ -77,7 +77,7 @@ class MisSpec:
         None, "M2PO: leave out the tokens of largest squared log-ratio until the mean of the rest is below this"
     )
     log_ratio_clamp: Optional[float] = opt(
-        LOG_RATIO_CLAMP, "bound on a weight's |log-ratio|, against overflow; null for none"
+        LOG_RATIO_CLAMP, "bound on a weight's |log-ratio|, against overflow; null: what the dtype can hold"
     )
     numerator: Optional[Numerator] = opt(None, "policy in the numerator; empty: proximal if decoupled, else current")
 
@@ -90,7 +90,7 @@ class LossSpec:
     clip_high: float = opt(0.2, "upper bound of the clip: ratio <= 1 + clip_high; other losses: docs/methods.md")
     dual_clip: Optional[float] = opt(None, "cap of the loss at dual_clip * |advantage| for negative advantages (> 1)")
     log_ratio_clamp: Optional[float] = opt(
-        LOG_RATIO_CLAMP, "bound on the |log-ratio| current - anchor, against overflow; null for none"
+        LOG_RATIO_CLAMP, "bound on the |log-ratio| current - anchor, against overflow; null: what the dtype can hold"
     )
     ratio_cap: Optional[float] = opt(None, "bound on the unclipped ratio, on both signs of the advantage")
     sapo_tau_positive: float = opt(1.0, "sapo: temperature of the gate for positive advantages")

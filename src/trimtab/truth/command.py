@@ -63,7 +63,7 @@ def add(commands: Any) -> None:
     """Hang the command below ``trimtab``."""
     raw = argparse.RawDescriptionHelpFormatter
     command = commands.add_parser("truth", description=describe(), formatter_class=raw)
-    command.add_argument("--problem", metavar="FILE", type=Path, help="a problem of your own (format below)")
+    command.add_argument("--problem", metavar="FILE", type=Path, help="a problem of your own (format above)")
     built = command.add_argument_group("the built-in problem")
     built.add_argument("--mismatch", choices=[gap.value for gap in Gap], help="default: logit_noise")
     built.add_argument("--strength", type=float, metavar="X", help="how strong; see above")
@@ -139,6 +139,9 @@ def methods_of(options: argparse.Namespace, report: Any) -> list[Named]:
         name, equals, overrides = typed.partition("=")
         if not (name.strip() and equals):
             raise ConfigError(f'--method={typed!r} must be NAME=OVERRIDES, such as --method "mine=level=sequence"')
+        if name.strip() in (*wanted, *known):
+            raise ConfigError(f"--method: {name.strip()!r} is a preset or another method already; give it a name of "
+                              f'its own, such as --method "my-{name.strip()}={overrides}"')  # fmt: skip
         wanted[name.strip()] = _words(overrides)
     if not wanted:
         raise ConfigError("--methods names no method; leave it out for all presets")
@@ -226,8 +229,9 @@ def show(found: Mapping[int, Mapping[str, Estimate]], left_out: Mapping[str, Seq
     step = next(iter(found))
     notes = [f"bias and sd (of one sequence's gradient) at each step of the inner loop; at step {step}: kept, the "
              "share of tokens, and crossover, the batch at which bias^2 equals the variance of its mean."]  # fmt: skip
-    if partly := sorted({key for keys in left_out.values() for key in keys}):
-        notes.append(f"left out, as they want something else than the advantage: {', '.join(partly)}")
+    for key in sorted({key for keys in left_out.values() for key in keys}):
+        names = ", ".join(name for name, keys in left_out.items() if key in keys)
+        notes.append(f"{key} is left out, as it wants something else than the advantage: {names}")
     console = SafeConsole(highlight=False)
     for line in (*table(found), *notes, *lines):
         console.print(line, markup=False, soft_wrap=True)

@@ -17,6 +17,9 @@ MOST_TOKENS = 1_000_000
 Word = tuple[int, ...]
 """Symbols one after the other: a prefix or a whole sequence."""
 
+LARGEST = 10**300
+"""Largest whole number that a problem may hold."""
+
 
 @dataclass(frozen=True)
 class PromptProblem:
@@ -94,7 +97,7 @@ def read_problem(path: Path) -> Problem:
         loaded = json.loads(path.read_text())
     except OSError as error:
         raise DataError(f"--problem={path} cannot be read ({error.strerror}); give a JSON file") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"--problem={path} is no JSON: {error}") from error
     try:
         return parse_problem(loaded)
@@ -225,6 +228,8 @@ def _number(value: Any, at: str) -> float:
         return -math.inf
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise DataError(f"{at} is {_shown(value)}; it must be a number")
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise DataError(f"{at} is beyond what a float64 holds; it must be a number of at most {LARGEST:.0e}")
     return float(value)
 
 

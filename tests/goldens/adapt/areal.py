@@ -42,25 +42,25 @@ def method(case: Case) -> MethodSpec:
 
 
 def _mis(case: Case) -> MisSpec:
-    config = case.config["rejection_sampling"]
-    if not config:
+    if not case.config["rejection_sampling"]:
         return MisSpec(tis_mode=TisMode.off, log_ratio_clamp=None)
-    by_row, ratio = choice(Level, config["level"]) is Level.sequence, config["metric"] == "ratio"
+    given = areal.rejection_sampling(case.config["rejection_sampling"])
+    by_row, ratio = given.level is areal.Unit.sequence, given.metric is areal.Metric.ratio
     # a row's weight is the geometric mean, whatever the aggregate; with a KL as metric, each token has its own
     weights = MisSpec(
         tis_mode=TisMode.unbounded,
         tis_level=Level.geometric if by_row and ratio else Level.token,
         log_ratio_clamp=None,
     )
-    lower, upper = config.get("lower"), config["upper"]
-    if config["action"] == "clamp":
+    lower, upper = given.lower, given.upper
+    if given.action is areal.Action.clamp:
         low = 0.0 if lower is None else lower
         return replace(weights, tis_mode=TisMode.clip, tis_lower_bound=low, tis_upper_bound=upper)
-    name = config["metric"].removeprefix("kl_")
+    name = given.metric.value.removeprefix("kl_")
     rule = RejectSpec(
         statistic=choice(Statistic, name),
         level=Level.sequence if by_row else Level.token,
-        over_tokens=choice(OverTokens, config.get("agg", "mean")) if by_row else None,
+        over_tokens=choice(OverTokens, given.agg.value) if by_row else None,
         lower=lower,
         upper=upper,
         inverse=name == "k3",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from adapt.shared import Case, Said, choice, layout, loss, metrics, off_policy_mask, ratio_inputs
+from adapt.shared import Case, Said, layout, loss, metrics, off_policy_mask, ratio_inputs
 
 from trimtab.method import evaluate
 from trimtab.objective.aggregate import Counts
@@ -55,9 +55,11 @@ def _mis_spec(config: Any) -> MisSpec:
     if not config["use_tis"]:
         return MisSpec(tis_mode=TisMode.off)
     (lower, upper), (rs_lower, rs_upper) = _bounds(config)
+    mode = miles.mode(config["tis_mode"])
+    miles.check_bounds(mode, lower, upper)
     weights = MisSpec(
-        tis_mode=choice(TisMode, config["tis_mode"]),
-        tis_level=choice(Level, config["tis_level"]),
+        tis_mode=mode,
+        tis_level=miles.level("tis_level", config["tis_level"]),
         tis_lower_bound=lower,
         tis_upper_bound=upper,
         tis_batch_normalize=config["tis_batch_normalize"],
@@ -67,7 +69,7 @@ def _mis_spec(config: Any) -> MisSpec:
     return replace(
         weights,
         use_rs=True,
-        rs_level=choice(Level, config["rs_level"]),
+        rs_level=miles.level("rs_level", config["rs_level"]),
         rs_lower_bound=rs_lower,
         rs_upper_bound=rs_upper,
         rs_veto_threshold=config["rs_veto_threshold"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from adapt.shared import Case, Said, choice, layout, loss, metrics, number, ratio_inputs
+from adapt.shared import Case, Said, choice, layout, loss, metrics, ratio_inputs
 
 from trimtab.method import Inputs, evaluate
 from trimtab.objective.aggregate import Counts
@@ -28,7 +28,7 @@ from trimtab.spec import (
 
 LOGGED = (
     "token_level_loss", "sequence_level_importance_ratios", "disable_ppo_ratio", "force_on_policy_ratio",
-    "ratio_clip_min", "ratio_clip_max", "kl_input_clamp_value", "kl_output_clamp_value",
+    "ratio_clip_min", "ratio_clip_max", "ratio_clip_c", "kl_input_clamp_value", "kl_output_clamp_value",
     "use_on_policy_kl_approximation", "positive_example_nll_weight",
 )  # fmt: skip
 
@@ -54,18 +54,18 @@ def method(case: Case) -> MethodSpec:
 
 def _mis(case: Case) -> MisSpec:
     config = case.config
+    rule = _truncation(case)
     if not config["use_importance_sampling_correction"]:
         return MisSpec(tis_mode=TisMode.off, log_ratio_clamp=None)
-    lower = config["truncated_importance_sampling_ratio_min"]
-    upper = config["truncated_importance_sampling_ratio"]
+    lower, upper = (None, None) if rule is None else (rule.lower, rule.upper)
     mode, reject = TisMode.unbounded, []
-    match config["truncated_importance_sampling_type"]:
-        case "tis":
+    match None if rule is None else rule.kind:
+        case nemo_rl.TruncationKind.tis:
             mode = TisMode.truncate if lower is None else TisMode.clip
-        case "icepop":
+        case nemo_rl.TruncationKind.icepop:
             mode = TisMode.zero
-        case "seq-mask-tis":
-            reject = [RejectSpec(Statistic.ratio, Level.sequence, OverTokens.mean, lower, number(upper))]
+        case nemo_rl.TruncationKind.seq_mask_tis:
+            reject = [RejectSpec(Statistic.ratio, Level.sequence, OverTokens.mean, lower, upper)]
     return MisSpec(
         tis_mode=mode,
         tis_level=Level.sequence if config["sequence_level_importance_ratios"] else Level.token,
@@ -108,16 +108,17 @@ def _loss_spec(case: Case) -> LossSpec:
     )
 
 
+def _truncation(case: Case) -> nemo_rl.Truncation | None:
+    kind, ratio, ratio_min = (
+        case.config[f"truncated_importance_sampling_{name}"] for name in ("type", "ratio", "ratio_min")
+    )
+    return nemo_rl.truncation(kind, ratio, ratio_min, corrected=case.config["use_importance_sampling_correction"])
+
+
 def _options(case: Case) -> nemo_rl.Options:
-    config, truncation = case.config, None
-    if config["truncated_importance_sampling_type"] is not None:
-        truncation = nemo_rl.Truncation(
-            nemo_rl.TruncationKind(config["truncated_importance_sampling_type"]),
-            config["truncated_importance_sampling_ratio"],
-            config["truncated_importance_sampling_ratio_min"],
-        )
+    config = case.config
     return nemo_rl.Options(
-        truncation=truncation,
+        truncation=_truncation(case),
         reference_policy_kl_type=choice(KlEstimator, config["reference_policy_kl_type"]),
         reference_policy_kl_penalty=_kl_coefficient(case),
         **{key: config[key] for key in LOGGED},

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-from adapt.shared import Case, Layout, Said, choice, flat, layout, layout_of, metrics, total
+from adapt.shared import Case, Layout, Said, flat, layout, layout_of, metrics, total
 from torch import Tensor
 
 from trimtab.method import Coefficients, Inputs, evaluate
 from trimtab.objective.aggregate import Counts
 from trimtab.peers import pipelinerl
+from trimtab.peers.options import member
 from trimtab.peers.pipelinerl import PolicyLoss
 from trimtab.policy.logprob import LogitOptions, token_logprobs
 from trimtab.spec import (
@@ -32,7 +33,7 @@ def said(case: Case) -> list[Said]:
 
 
 def method(case: Case) -> MethodSpec:
-    config, kind = case.config, choice(PolicyLoss, case.config["policy_loss"])
+    config, kind = case.config, member(PolicyLoss, "policy_loss", case.config["policy_loss"])
     weighted, by_row = kind is PolicyLoss.reinforce, kind is PolicyLoss.gspo
     high = config["epsilon_high"]
     mis = MisSpec(
@@ -117,7 +118,7 @@ class _Step:
 
     def said(self) -> list[Said]:
         case, config, lay = self.case, self.case.config, self.lay
-        kind = choice(PolicyLoss, config["policy_loss"])
+        kind = member(PolicyLoss, "policy_loss", config["policy_loss"])
         logits, current_N, entropy_N = self.scored()
         advantage_B, reward_B = self._rows("advantages"), self._rows("rewards")
         multiplied_B = advantage_B

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from adapt.shared import Case, Layout, Said, layout, loss, metrics
+from adapt.shared import Case, Layout, Said, Untranslated, layout, loss, metrics
 from torch import Tensor
 
-from trimtab.errors import ConfigError
-from trimtab.method import Coefficients, Inputs, evaluate, token_gradient
+from trimtab.method import Inputs
 from trimtab.objective.aggregate import Counts
 from trimtab.peers import prime_rl
 from trimtab.spec import (
@@ -67,7 +65,7 @@ def _rl_method(config: Mapping[str, Any]) -> MethodSpec:
         case "ipo":
             reject = [_difference(-config["ipo_threshold"], config["ipo_threshold"])]
         case other:
-            raise ConfigError(f"trimtab has no translation of loss.type={other}; it has default and ipo")
+            raise Untranslated(f"trimtab has no translation of loss.type={other}; it has default and ipo")
     spec = LossSpec(name=LossName.importance, log_ratio_clamp=None, log_ratio_penalty=config["kl_tau"])
     return _method(reject, spec)
 
@@ -135,32 +133,23 @@ def _advantages(case: Case, lay: Layout, valid_N: Tensor) -> Tensor:
     return prime_rl.scaled(given_B, case.config["loss"]["adv_tau"])
 
 
-@dataclass(frozen=True)
-class _Component:
-    """One of the three losses that are added up, with the tokens it is of."""
-
-    method: MethodSpec
-    inputs: Inputs
-    totals: Counts | None = None
-    given: Coefficients | None = None
-
-
 def _component(
     case: Case, name: str, spec: MethodSpec, lay: Layout, within_N: Tensor, advantage_B: Tensor
-) -> _Component:
+) -> prime_rl.Component:
     """The tokens whose weight is not 0."""
     weight_N = case.numbers(f"{name}_weights")
     where_N = within_N & (weight_N != 0)
     given = prime_rl.coefficients(torch.where(where_N, weight_N, 0.0), case.config[f"{name}_scale"])
-    return _Component(spec, _inputs(case, where_N, lay, advantage_B), given=given)
+    return prime_rl.Component(spec, _inputs(case, where_N, lay, advantage_B), given=given)
 
 
-def _parts(case: Case, lay: Layout, valid_N: Tensor) -> list[_Component]:
+def _parts(case: Case, lay: Layout, valid_N: Tensor) -> list[prime_rl.Component]:
     advantage_B, spec, every_N = _advantages(case, lay, valid_N), method(case), torch.ones_like(valid_N)
     if case.has("rl_weights"):
         found = [_component(case, "rl", spec, lay, valid_N, advantage_B)]
     else:
-        found = [_Component(spec, _inputs(case, valid_N, lay, advantage_B), totals=Counts(case.config["rl_scale"], 1))]
+        totals = Counts(case.config["rl_scale"], 1)
+        found = [prime_rl.Component(spec, _inputs(case, valid_N, lay, advantage_B), totals=totals)]
     if case.has("ce_weights"):
         found.append(_component(case, "ce", _ce_method(), lay, every_N, torch.ones_like(advantage_B)))
     if case.has("ref_kl_weights"):
@@ -170,12 +159,10 @@ def _parts(case: Case, lay: Layout, valid_N: Tensor) -> list[_Component]:
 
 def _components(case: Case) -> list[Said]:
     lay, valid_N = layout(case.raw("loss_mask")), case.flags("loss_mask")
-    parts = _parts(case, lay, valid_N)
-    losses = [evaluate(p.method, p.inputs, totals=p.totals, given=p.given).loss.total.detach() for p in parts]
-    gradients = [token_gradient(p.method, p.inputs, totals=p.totals, given=p.given) for p in parts]
+    total, gradient_N = prime_rl.total(_parts(case, lay, valid_N))
     return [
-        Said(("loss",), torch.stack(losses).sum()),
-        Said(("grad_trainer_logprobs",), torch.stack(gradients).sum(0), absent=0.0),
+        Said(("loss",), total),
+        Said(("grad_trainer_logprobs",), gradient_N, absent=0.0),
         *metrics(_logged(case, lay, valid_N), "metrics"),
     ]
 

@@ -6,7 +6,7 @@ Without a line of trimtab. The functions of an entry take ``theirs``: the system
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from adapt.shared import Case
 Rows = list[list[float]]
 Values = dict[tuple[str, ...], Any]
 LARGEST = {"float32": 88.72283905206835, "float64": 709.782712893384}  # of a logarithm whose number is finite
+MARGIN = 10.0  # nats below it, where trimtab's ratios saturate
 
 
 def rows(case: Case, key: str) -> Rows:
@@ -86,24 +87,127 @@ def token_mean(
 
 
 def nemo_rl_overflow(case: Case, theirs: bool = False) -> Values:
-    """The bound is the weight of a ratio that overflows, as it is of every ratio above the bound. Theirs: 0."""
-    config = case.config
-    plain = not (config["disable_ppo_ratio"] or config["use_cispo"] or config["reference_policy_kl_penalty"])
-    plain = plain and not (config["sequence_level_importance_ratios"] or config["positive_example_nll_weight"])
-    if not (plain and config["token_level_loss"]):
-        return {}
-    sample = case.raw("sample_mask")
-    mask = [[m * s for m in row] for row, s in zip(rows(case, "token_mask"), sample, strict=True)]
-    low, high = config["truncated_importance_sampling_ratio_min"] or 0.0, config["truncated_importance_sampling_ratio"]
-    raw = importance(case, "prev_logprobs", "generation_logprobs", mask, "token")
-    most = exp(LARGEST[case.data["dtype"]])
-    weights = [[low if theirs and w > most else min(max(w, low), high) for w in row] for row in raw]
-    clipped = Clipped(config["ratio_clip_min"], config["ratio_clip_max"], config["ratio_clip_c"])
-    loss, gradient, _ = token_mean(
-        case, "curr_logprobs", "prev_logprobs", mask, rows(case, "advantages"), weights, clipped,
-        case.raw("global_valid_toks"),
-    )  # fmt: skip
+    """A ratio beyond what the dtype holds saturates: at the bound of its truncation, else at e^10 below the largest
+    number. Theirs: it is 0 (or the lower bound), and so is the weight of a KL term."""
+    config, mask = case.config, nemo_rl_mask(case)
+    guard = 1e-8 if theirs else 0.0
+    by_token = config["token_level_loss"]
+    divisor = guard + case.raw("global_valid_toks" if by_token else "global_valid_seqs")
+    policy, kl = nemo_rl_policy(case, mask, guard), nemo_rl_kl(case, mask, theirs)
+    weights = nemo_rl_weights(case, theirs)
+    loss, gradient = 0.0, [[0.0] * len(row) for row in mask]
+    for i, at in enumerate(kept(mask)):
+        coefficient = 1 / divisor if by_token else 1 / (len(at) + guard) / divisor if at else 0.0
+        for t in at:
+            value, slopes = policy(i, t)
+            loss += coefficient * (weights[i][t] * value + kl[i][t][0])
+            gradient[i][t] += coefficient * kl[i][t][1]
+            for u, slope in slopes.items():
+                gradient[i][u] += coefficient * weights[i][t] * slope
+    nll, of_rows = config["positive_example_nll_weight"], case.data["inputs"].get("rewards")
+    if nll and of_rows is not None:
+        positive = [(i, t) for i, at in enumerate(kept(mask)) for t in at if float(of_rows[i]) > 0]
+        for i, t in positive:
+            share = nll / (len(positive) + guard)
+            loss -= share * rows(case, "curr_logprobs")[i][t]
+            gradient[i][t] -= share
     return {("loss",): loss, ("metrics", "loss"): loss, ("grad_curr_logprobs",): gradient}
+
+
+def nemo_rl_mask(case: Case) -> Rows:
+    return [[m * s for m in row] for row, s in zip(rows(case, "token_mask"), case.raw("sample_mask"), strict=True)]
+
+
+def bounded_ratio(case: Case, log_ratio: float, theirs: bool) -> float:
+    """exp. Theirs: 0 where it overflows the case's dtype or is NaN. Ours: saturates 10 nats below, NaN is d = 0."""
+    largest = LARGEST[case.data["dtype"]]
+    if theirs:
+        return exp(log_ratio) if log_ratio <= largest else 0.0
+    return 1.0 if math.isnan(log_ratio) else exp(min(log_ratio, largest - MARGIN))
+
+
+def nemo_rl_weights(case: Case, theirs: bool) -> Rows:
+    """Weights prev/generation of each token, truncated; 1 without a correction."""
+    config, mask = case.config, nemo_rl_mask(case)
+    if not config["use_importance_sampling_correction"]:
+        return [[1.0] * len(row) for row in mask]
+    kind, by_row = config["truncated_importance_sampling_type"], config["sequence_level_importance_ratios"]
+    kind = None if config["truncated_importance_sampling_ratio"] is None else kind
+    a, b = rows(case, "prev_logprobs"), rows(case, "generation_logprobs")
+    d = [[x - y for x, y in zip(*pair, strict=True)] for pair in zip(a, b, strict=True)]
+    sums = [sum(0.0 if math.isnan(d[i][t]) and not (theirs and by_row) else d[i][t] for t in at)
+            for i, at in enumerate(kept(mask))]  # fmt: skip
+    low, high = config["truncated_importance_sampling_ratio_min"] or 0.0, config["truncated_importance_sampling_ratio"]
+    found = [[0.0] * len(row) for row in mask]
+    for i, at in enumerate(kept(mask)):
+        for t in at:
+            w, missing = bounded_ratio(case, sums[i] if by_row else d[i][t], theirs), math.isnan(d[i][t])
+            exempt = missing and not (theirs or by_row)  # none of our bounds looks at a missing token
+            if kind == "seq-mask-tis":
+                finite = math.fsum(d[i][u] for u in at if math.isfinite(d[i][u]))  # the others are 0 to them
+                w = w if low <= exp((finite if theirs else sums[i]) / len(at)) <= high else 0.0
+            elif kind == "tis" and not exempt:
+                w = min(max(w, low), high)
+            elif kind == "icepop" and not exempt:
+                w = w if low <= w <= high else 0.0
+            found[i][t] = w
+    return found
+
+
+def nemo_rl_policy(case: Case, mask: Rows, guard: float) -> Callable[[int, int], tuple[float, dict[int, float]]]:
+    """Loss of a token and its derivatives by the log-probs of its row's tokens, before weights."""
+    config, th, advantage = case.config, rows(case, "curr_logprobs"), rows(case, "advantages")
+    forced, at = config["force_on_policy_ratio"], kept(mask)
+    old = th if forced else rows(case, "prev_logprobs")
+    low, high = config["ratio_clip_min"], config["ratio_clip_max"]
+    clipped = Clipped(low, high, config["ratio_clip_c"])
+
+    def policy(i: int, t: int) -> tuple[float, dict[int, float]]:
+        if config["disable_ppo_ratio"] and not forced:
+            return -advantage[i][t] * th[i][t], {t: -advantage[i][t]}
+        x, share = th[i][t] - old[i][t], {t: 1.0}
+        if config["sequence_level_importance_ratios"] and not forced:
+            count = len(at[i]) + guard
+            x, share = math.fsum(th[i][u] - old[i][u] for u in at[i]) / count, dict.fromkeys(at[i], 1 / count)
+        if config["use_cispo"]:
+            factor = -advantage[i][t] * min(max(exp(x), 1 - low), 1 + high)
+            return factor * th[i][t], {t: factor}
+        loss, slope = clipped.at(x, advantage[i][t])
+        return loss, {u: slope * part for u, part in share.items()}
+
+    return policy
+
+
+def nemo_rl_kl(case: Case, mask: Rows, theirs: bool) -> list[list[tuple[float, float]]]:
+    """The KL term of a token and its derivative: w k(x), x within the input clamp, the whole within the output clamp.
+
+    w is 1, or current/generation, with its gradient; beyond the input clamp neither has one.
+    """
+    config = case.config
+    coefficient = 0.0 if config["use_kl_in_reward"] else config["reference_policy_kl_penalty"]
+    found = [[(0.0, 0.0)] * len(row) for row in mask]
+    if not coefficient:
+        return found
+    th, rollout = rows(case, "curr_logprobs"), rows(case, "generation_logprobs")
+    reference = rows(case, "reference_policy_logprobs")
+    most, ceiling = config["kl_input_clamp_value"] or math.inf, config["kl_output_clamp_value"] or math.inf
+    largest = LARGEST[case.data["dtype"]] - (0 if theirs else MARGIN)
+    for i, at in enumerate(kept(mask)):
+        for t in at:
+            y = th[i][t] - reference[i][t]
+            x, inside = min(max(y, -most), most), float(abs(y) <= most)
+            k, slope = {
+                "k1": (x, 1.0), "k2": (x * x / 2, x), "k3": (exp(-x) - 1 + x, 1 - exp(-x))
+            }[config["reference_policy_kl_type"]]  # fmt: skip
+            z = th[i][t] - rollout[i][t] if config["use_on_policy_kl_approximation"] else 0.0
+            w, live = bounded_ratio(case, z, theirs), float(z <= largest or (math.isnan(z) and not theirs))
+            value, derivative = w * k, inside * w * (slope + live * k)
+            if abs(value) > ceiling:
+                value, derivative = math.copysign(ceiling, value), 0.0
+            if theirs and not z <= largest:
+                derivative = math.nan  # of the exp that was turned into 0: 0 times inf
+            found[i][t] = coefficient * value, coefficient * derivative
+    return found
 
 
 def luspo(case: Case, theirs: bool = False) -> Values:

@@ -11,12 +11,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from trimtab.errors import ConfigError, DataError
 from trimtab.method import Coefficients, Inputs, Result, evaluate, token_gradient
 from trimtab.objective.aggregate import Counts
 from trimtab.spec import Level, MethodSpec, OverTokens, Pair, RejectSpec, Sign, Statistic
 
 E = TypeVar("E", bound=Enum)
+
+
+class Untranslated(Exception):
+    """The adapter, not trimtab, doesn't know what a case asks for: a failure, never a refusal that a case expects."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Layout:
         value_B = torch.zeros(self.rows, dtype=token_N.dtype)
         value_B[row_M] = token_M
         if not torch.equal(value_B[row_M], token_M):
-            raise DataError("trimtab has one advantage for each row; these differ from token to token")
+            raise Untranslated("trimtab has one advantage for each row; these differ from token to token")
         return value_B
 
 
@@ -111,7 +114,7 @@ def flat(value: Any, dtype: torch.dtype) -> Tensor:
 def choice(kind: type[E], name: str) -> E:
     """The member of one of trimtab's options, by the name it is typed as."""
     if name not in kind.__members__:
-        raise ConfigError(f"{kind.__name__} has no {name}; allowed: {', '.join(kind.__members__)}")
+        raise Untranslated(f"trimtab's {kind.__name__} has no {name}; it has {', '.join(kind.__members__)}")
     return kind[name]
 
 
@@ -120,7 +123,7 @@ def number(value: Any) -> float:
     try:
         return math.nan if isinstance(value, bool) else float(value)
     except ValueError as error:
-        raise ConfigError(f"{value!r} is no number") from error
+        raise Untranslated(f"{value!r} is no number") from error
 
 
 def off_policy_mask(delta: float, pair: Pair) -> RejectSpec:

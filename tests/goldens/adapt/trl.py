@@ -11,6 +11,7 @@ from torch import Tensor
 from trimtab.method import Inputs, evaluate
 from trimtab.objective.aggregate import Counts
 from trimtab.peers import trl
+from trimtab.peers.options import member
 from trimtab.spec import (
     Aggregate,
     Algo,
@@ -59,12 +60,17 @@ def _bounds(case: Case) -> tuple[float | None, float | None]:
     return case.config[f"{prefix}clip_min"], case.config[f"{prefix}clip_max"]
 
 
+def _mode(name: str) -> trl.SamplingMode:
+    return member(trl.SamplingMode, "vllm_importance_sampling_mode", name)
+
+
 def _mis(case: Case) -> MisSpec:
     mode = case.config["vllm_importance_sampling_mode"]
     if not mode:
         return MisSpec(tis_mode=TisMode.off, log_ratio_clamp=None)
     lower, upper = _bounds(case)
-    level, _, action = choice(trl.SamplingMode, mode).name.partition("_")
+    trl.check_sampling(_mode(mode), lower, upper)
+    level, _, action = _mode(mode).value.partition("_")
     truncate = TisMode.truncate if lower is None else TisMode.clip
     return MisSpec(
         tis_mode=TisMode.zero if action == "mask" else truncate,
@@ -93,7 +99,7 @@ def _loss_spec(case: Case) -> LossSpec:
         clip_high=high - 1 if kind == "cispo" else high,
         ratio_cap=config["delta"],
         log_ratio_clamp=None,
-        aggregate=AGGREGATES[choice(trl.LossType, kind).name],
+        aggregate=AGGREGATES[member(trl.LossType, "loss_type", kind).value],
         sum_constant=float(config["max_completion_length"]) if kind == "dr_grpo" else 1.0,
         sapo_tau_positive=_float32(config.get("sapo_temperature_pos", 1.0)),
         sapo_tau_negative=_float32(config.get("sapo_temperature_neg", 1.05)),
@@ -142,7 +148,7 @@ def _ratio(case: Case, inputs: Inputs, weight_N: Tensor) -> tuple[Tensor | None,
         valid_N=inputs.valid_N,
         row_N=inputs.row_N,
         length_B=inputs.length_B,
-        mode=choice(trl.SamplingMode, mode),
+        mode=_mode(mode),
         clip_min=lower,
         clip_max=upper,
     )
@@ -162,7 +168,7 @@ def _weights(case: Case) -> list[Said]:
         valid_N=valid_N,
         row_N=lay.row_N,
         length_B=lay.length_B,
-        mode=choice(trl.SamplingMode, case.config["vllm_importance_sampling_mode"]),
+        mode=_mode(case.config["vllm_importance_sampling_mode"]),
         clip_min=lower,
         clip_max=upper,
     )
@@ -193,7 +199,7 @@ def _loss(case: Case) -> list[Said]:
         reference_N=inputs.reference_N,
         weight_N=ratio_L,
         options=trl.Options(
-            loss_type=choice(trl.LossType, config["loss_type"]),
+            loss_type=member(trl.LossType, "loss_type", config["loss_type"]),
             importance_sampling_level=choice(RatioLevel, config["importance_sampling_level"]),
             vespo_positive=tuple(method(case).loss.vespo_positive),
             vespo_negative=tuple(method(case).loss.vespo_negative),

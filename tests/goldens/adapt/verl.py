@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from adapt.shared import Case, Layout, Said, choice, layout, loss, metrics, number, ratio_inputs
+from adapt.shared import Case, Layout, Said, Untranslated, choice, layout, loss, metrics, number, ratio_inputs
 from torch import Tensor
 
 from trimtab.config import config_hash, methods
-from trimtab.errors import ConfigError
 from trimtab.method import Inputs, evaluate
 from trimtab.objective.aggregate import Counts
 from trimtab.peers import verl, verl_loss, verl_rules
@@ -74,41 +73,25 @@ def _is_legacy(case: Case) -> bool:
     return case.data["commit"].startswith(LEGACY)
 
 
-def _bounds(threshold: Any) -> tuple[float | None, float | None]:
-    """A number is an upper bound; low_high are two."""
-    if threshold is None:
-        return None, None
-    low, _, high = str(threshold).rpartition("_") if not isinstance(threshold, bool) else ("", "", threshold)
-    return (number(low) if low else None), number(high)
-
-
-def _options(block: Mapping[str, Any]) -> list[tuple[RsOption, float | None, float | None]]:
-    """The rejection options and their (lower, upper); one threshold may serve all."""
-    if not block.get("rollout_rs"):
-        return []
-    names = list(dict.fromkeys(name.strip() for name in block["rollout_rs"].split(",")))
-    given = block.get("rollout_rs_threshold")
-    texts: list[Any] = [text.strip() for text in given.split(",")] if isinstance(given, str) else [given]
-    if len(texts) not in (1, len(names)):
-        raise ConfigError(f"{len(texts)} thresholds for {len(names)} rejection options; give one, or one each")
-    texts = texts * len(names) if len(texts) == 1 else texts
-    return [(choice(RsOption, name), *_bounds(text)) for name, text in zip(names, texts, strict=True)]
+def _options(block: Mapping[str, Any]) -> list[tuple[RsOption, float | None, float]]:
+    return verl_rules.options(block.get("rollout_rs"), block.get("rollout_rs_threshold"))
 
 
 def _rules(block: Mapping[str, Any]) -> list[RejectSpec]:
     return [verl_rules.rule(option, upper=upper, lower=lower) for option, lower, upper in _options(block)]
 
 
-def _weighted(block: Mapping[str, Any]) -> tuple[Level, float | None, float] | None:
+def _weighted(block: Mapping[str, Any], *, legacy: bool = False) -> tuple[Level, float | None, float] | None:
     """Level and bounds of the weights, None if there are none."""
-    lower, upper = _bounds(block.get("rollout_is_threshold", 2.0))
-    if block.get("rollout_is") is None or upper is None:
+    given = block.get("rollout_is_threshold", 2.0)
+    if block.get("rollout_is") is None or given is None:
         return None
-    return choice(Level, block["rollout_is"]), lower, upper
+    level = verl_rules.weight_level(block["rollout_is"], legacy=legacy)
+    return level, *verl_rules.threshold("rollout_is_threshold", given)
 
 
-def _weights(block: Mapping[str, Any]) -> MisSpec:
-    weighted = _weighted(block)
+def _weights(block: Mapping[str, Any], *, legacy: bool = False) -> MisSpec:
+    weighted = _weighted(block, legacy=legacy)
     if weighted is None:
         return MisSpec(tis_mode=TisMode.off)
     level, lower, upper = weighted
@@ -130,7 +113,8 @@ def _legacy(block: Mapping[str, Any]) -> MisSpec:
     if block.get("rollout_rs"):
         upper, lower = _legacy_bounds(block)
         reject = [verl_rules.legacy_rule(choice(Level, block["rollout_rs"]), upper=upper, lower=lower)]
-    return replace(_weights(block), reject=reject, rs_veto_threshold=block.get("rollout_token_veto_threshold"))
+    veto = block.get("rollout_token_veto_threshold")
+    return replace(_weights(block, legacy=True), reject=reject, rs_veto_threshold=veto)
 
 
 def _legacy_bounds(block: Mapping[str, Any]) -> tuple[float, float | None]:
@@ -144,7 +128,7 @@ def _loss_name(case: Case) -> str:
     if name == "bypass_mode":
         name = (case.config["rollout_correction"] or {}).get("loss_type", "ppo_clip")
     if name not in LOSSES:
-        raise ConfigError(f"trimtab has no loss {name}; it has {', '.join(LOSSES)}")
+        raise Untranslated(f"trimtab has no loss {name}; it has {', '.join(LOSSES)}")
     return name
 
 
@@ -239,7 +223,8 @@ def _metrics(
     keep_N: Tensor,
 ) -> dict[str, float]:
     at = (numerator_N, rollout_N, valid_N, row_N, length_B)
-    found, weighted, legacy = verl.off_policy(*at), _weighted(block), _is_legacy(case)
+    legacy = _is_legacy(case)
+    found, weighted = verl.off_policy(*at), _weighted(block, legacy=legacy)
     normalise = bool(block.get("rollout_is_batch_normalize"))
     if weighted is not None and legacy:
         found |= verl.legacy_importance(*at, level=weighted[0], upper=weighted[2], batch_normalize=normalise)
@@ -338,5 +323,8 @@ def _run(block: Mapping[str, Any]) -> str:
         denominator=Denominator.all if bypass else Denominator.kept,
         reject_terms=RejectTerms.policy if bypass else RejectTerms.all,
     )
-    mis = MisSpec(tis_mode=TisMode.off, reject=_rules(block)) if bypass and not reinforce else _mis(block)
+    # presets write the bounds of k1 as ratios
+    rules = [verl_rules.ratio_rule(option, upper=upper, lower=lower) for option, lower, upper in _options(block)]
+    weights = MisSpec(tis_mode=TisMode.off) if bypass and not reinforce else _weights(block)
+    mis = replace(weights, reject=rules)
     return config_hash(RunSpec(algo=AlgoSpec(Algo.bypass if bypass else Algo.decoupled), mis=mis, loss=spec))

@@ -19,6 +19,7 @@ import pytest
 from report.synthetic import Arm, config_with, line, rows_of, write_run, write_sweep
 
 from trimtab.errors import ConfigError, DataError
+from trimtab.report.compare import compare
 from trimtab.report.model import Run, RunState
 from trimtab.report.sources import load
 from trimtab.report.sources.offline import BLOCK, HEADER, load_offline, records
@@ -134,7 +135,7 @@ def test_a_damaged_line_costs_that_line_alone(tmp_path: Path, line: str) -> None
 def test_texts_and_lists_among_the_metrics_are_passed_over(tmp_path: Path) -> None:
     rows = [{"step": s, "m": s, "t": "text", "l": [1, 2], "d": {"a": 1}, "b": True, "n": None} for s in range(100)]
     write_run(tmp_path / "r", config_with({}), rows)
-    assert set(one(tmp_path / "r").columns) == {"m", "b"}
+    assert set(one(tmp_path / "r").columns) == {"m"}
 
 
 @pytest.mark.parametrize("text", ["", "a: [", "- 1", "\x00", "a: !!python/object:os.system x"])
@@ -373,3 +374,19 @@ def test_files_of_the_real_client(tmp_path: Path) -> None:
     assert found.step.tolist() == list(range(60))
     assert found.columns["train/reward"].tolist() == [float(s) if s < 30 else float(s + 30) for s in range(60)]
     assert (found.seed, found.config["optim.lr"], found.state) == (2, 0.1, RunState.completed)
+
+
+def test_what_is_too_large_to_calculate_with_counts_as_non_finite() -> None:
+    found = columns_of({1: {"x": 1e308, "flag": True}, 2: {"x": 2.0}})
+    assert found.nonfinite == {"x": 1} and "flag" not in found.columns
+    assert math.isnan(found.columns["x"][0]) and found.columns["x"][1] == 2.0
+
+
+def test_a_wild_number_in_a_file_stops_no_comparison(tmp_path: Path) -> None:
+    write_sweep(tmp_path, {"a": Arm({"algo.name": "standard"}), "b": Arm({"algo.name": "decoupled"})}, seeds=(0, 1))
+    file = next(tmp_path.glob("*/metrics.jsonl"))
+    rows = [json.loads(text) for text in file.read_text().splitlines()]
+    rows[-1]["train/grad_norm"] = 1e308
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = compare(load([str(tmp_path)]))
+    assert len(found.rows) == 2 and any("grad_norm" in problem.text for problem in found.problems)

@@ -24,7 +24,7 @@ def table(v: View) -> str:
         return ""
     scores = [x for row in v.order for x in (*row.scores.values(), *_ends(row.interval))]
     gaps = [x for row in v.order for x in (0.0, row.difference.interval.mean, *_ends(row.difference.interval))]
-    rulers = Rulers(Scale(*span(scores), 8, WIDE - 8), Scale(*span(gaps), 8, WIDE - 8), places(scores), places(gaps))
+    rulers = Rulers(Scale(*span(scores), 8, WIDE - 8), Scale(*span(gaps), 8, WIDE - 8))
     others = [key for key in BESIDE if any(key in row.other for row in v.order)]
     heads = [
         _head("Rank"), _head("Setting"), _head("Score of every seed, mean" + _ruler(rulers.score), raw=True),
@@ -48,12 +48,15 @@ class Rulers:
 
     score: Scale
     gap: Scale
-    score_places: int
-    gap_places: int
 
 
 def _ends(interval: Interval) -> list[float]:
     return [v for v in (interval.low, interval.high) if v is not None]
+
+
+def _decimals(interval: Interval) -> int:
+    """By the row's own interval: a wild neighbour must not round a difference to +0.00."""
+    return places([interval.mean, *_ends(interval)])
 
 
 def _head(text: str, class_: str = "", raw: bool = False) -> str:
@@ -81,9 +84,9 @@ def _row(v: View, row: Row, rulers: Rulers, others: list[str]) -> str:
         tag("th", name(v, row.setting.label), tag("p", esc(warning), class_="warning") if warning else "",
             scope="row", role="rowheader", class_="setting"),
         _cell("Score of every seed, mean", _ruler(rulers.score) + _strip(v, row, rulers.score)
-              + _mean(row, rulers.score_places), "drawn"),
-        _cell("Paired difference to the baseline", _forest(v, row, rulers.gap) + _paired(v, row, rulers.gap_places),
-              "drawn"),
+              + _mean(row, _decimals(row.interval)), "drawn"),
+        _cell("Paired difference to the baseline",
+              _forest(v, row, rulers.gap) + _paired(v, row, _decimals(row.difference.interval)), "drawn"),
     ]  # fmt: skip
     for key in others:
         other = row.other.get(key)

@@ -13,7 +13,7 @@ import pyarrow.json as pj
 from numpy.typing import NDArray
 
 from trimtab.report.model import Floats
-from trimtab.report.sources.rows import INTERNAL, Columns, columns_of
+from trimtab.report.sources.rows import INTERNAL, LARGEST, Columns, columns_of
 
 LEAST_BLOCK, MOST_BLOCK = 1 << 16, 1 << 30
 
@@ -75,7 +75,7 @@ def _by_arrow(data: bytes) -> tuple[NDArray[np.int64], Columns | None]:
 def _column(values: pa.ChunkedArray, rows: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
     """(values of ``rows``, NaN where there is none; which of them are there but not finite: Arrow reads a bare NaN)."""
     column = np.asarray(values.to_numpy(), dtype=np.float64)
-    bad = ~np.isfinite(column)
+    bad = ~(np.abs(column) <= LARGEST)
     if bad.sum() > values.null_count:
         bad &= values.is_valid().to_numpy()
         column = np.where(bad, math.nan, column)

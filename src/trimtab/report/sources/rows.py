@@ -19,6 +19,15 @@ UNSPEAKABLE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  #
 INTERNAL = frozenset({"step", "nonfinite", "_step", "_timestamp", "_wandb"})
 
 
+LARGEST = 1e100
+"""What is larger counts as non-finite: its square, which every spread needs, would be."""
+
+
+def usable(value: float) -> bool:
+    """Whether a metric's value can be calculated with."""
+    return abs(value) <= LARGEST  # False for NaN
+
+
 @dataclass(frozen=True)
 class Columns:
     """Metrics by step, as ``Run`` holds them."""
@@ -45,12 +54,12 @@ def columns_of(rows: Mapping[int, Mapping[str, Any]]) -> Columns:
             columns.setdefault(name, np.full(len(steps), math.nan))
         for name, value in row.items():
             value = UNSPEAKABLE.get(value, value) if isinstance(value, str) else value
-            if name in INTERNAL or not isinstance(value, int | float):
+            if name in INTERNAL or isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             column = columns.get(name)
             if column is None:
                 column = columns[name] = np.full(len(steps), math.nan)
-            if math.isfinite(value):
+            if usable(value):
                 column[i] = value
             else:
                 broken.setdefault(name, []).append(step)

@@ -10,16 +10,25 @@ from typing import Any, Mapping, TypeVar, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trimtab.config.schema import item_of, twin
+from trimtab.config.schema import item_of, twin, value_of
 from trimtab.errors import ConfigError
 from trimtab.spec import MethodSpec, RunSpec
+from trimtab.spec.launch import SweepSpec
 
 T = TypeVar("T")
+OF_SWEEP = tuple(f.name for f in fields(SweepSpec))
 
 
 def to_spec(config: DictConfig) -> RunSpec:
-    """The frozen spec of a composed config, interpolations resolved."""
-    return _build(RunSpec, OmegaConf.to_container(config, resolve=True, enum_to_str=False), "")
+    """The frozen spec of a composed config, interpolations resolved; what belongs to its sweep is left out."""
+    found: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=False)
+    return _build(RunSpec, {key: value for key, value in found.items() if key not in OF_SWEEP}, "")
+
+
+def to_sweep_spec(config: DictConfig) -> SweepSpec:
+    """What belongs to the sweep in a composed config: ``wait``, ``dry_run``, ``runs_per_job``, ``launch``."""
+    found: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=False)
+    return _build(SweepSpec, {key: found[key] for key in OF_SWEEP}, "")
 
 
 def to_method(config: DictConfig) -> MethodSpec:
@@ -44,6 +53,8 @@ def _made(hint: Any, value: Any, key: str) -> Any:
         return _build(hint, value, f"{key}.")
     if item := item_of(hint):
         return [_build(item, one, f"{key}[{i}].") for i, one in enumerate(value)]
+    if kind := value_of(hint):
+        return {name: _build(kind, one, f"{key}.{name}.") for name, one in value.items()}
     return value
 
 

@@ -127,7 +127,7 @@ def test_what_a_troubled_run_counts_as(troubled: tuple[Comparison, dict[str, dic
     assert row_of(found, "algo=bypass").scores[2] == pytest.approx(0.0, abs=0.05)
     assert set(row_of(found, "algo=on_policy").scores) == {1, 2}
     assert [seed for seed, _ in row_of(found, "algo=bypass").difference.pairs] == [1, 2]
-    assert row_of(found, "algo=decoupled").warning == "2 of 3 seeds"
+    assert row_of(found, "algo=decoupled").warning == "2 of 3 seeds: 1 of its 3 seeds failed"
     assert row_of(found, "algo=decoupled").expected == 3
 
 
@@ -144,7 +144,7 @@ def test_a_seed_without_any_run_is_missed_even_without_a_manifest() -> None:
     found = compare([*final(0.5, 0.6, 0.7), *final(0.5, 0.6, arm=OTHER)])
     assert row_of(found, "algo=decoupled").expected == 3
     assert kinds(found)["incomplete"] == {"algo=decoupled"}
-    assert "of 1 there is no run" in next(p.text for p in found.problems if p.kind == "incomplete")
+    assert "1 of its 3 seeds has no run" in next(p.text for p in found.problems if p.kind == "incomplete")
 
 
 def test_without_common_seeds_nothing_is_tested() -> None:
@@ -204,7 +204,8 @@ def test_a_run_that_ended_before_the_others_is_told() -> None:
     short = run_in_memory(STANDARD, 1, [0.1, 0.2])
     found = compare([*final(0.5), short])
     assert kinds(found)["shorter"] == {short.name}
-    assert kinds(found)["few values"] == {short.name}
+    assert found.rows[0].scores == {0: 0.5}
+    assert kinds(compare([short]))["few values"] == {short.name}
 
 
 # -- collapse --------------------------------------------------------------------------------------------------------

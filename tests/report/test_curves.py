@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from report.synthetic import run_in_memory
 
 from trimtab.report.colours import DASHES, MARKERS, PALETTE, looks
-from trimtab.report.curves import Axis, Curve, curve, downsample, thin_curve
+from trimtab.report.curves import Axis, Curve, curve, downsample, seeds_drawn, thin_curve
 from trimtab.report.model import Setting
 from trimtab.report.statistics import t_interval
 
@@ -37,17 +37,45 @@ def test_mean_and_band_are_those_of_the_table_at_each_step() -> None:
 
 def test_a_run_counts_to_its_last_value_and_not_beyond() -> None:
     found = curve(setting({"m": [1, 2, 3, 4]}, {"m": [3, 4]}, {"m": [NAN, 3, NAN, NAN]}), "m")
-    assert found.n.tolist() == [2, 3, 1, 1]
-    assert found.mean.tolist() == [2, 3, 3, 4]
-    assert np.isnan(found.low[2:]).all()
-    assert np.isfinite(found.low[:2]).all()
+    there = np.isfinite(found.mean)
+    assert found.x.tolist() == [1, 1.5, 2, 2.5, 3, 4]
+    assert there.tolist() == [True, False, True, False, True, True], "the line breaks where a run begins or ends"
+    assert found.n[there].tolist() == [2, 3, 1, 1]
+    assert found.mean[there].tolist() == [2, 3, 3, 4]
+    assert np.isnan(found.low[3:]).all()
+    assert np.isfinite(found.low[[0, 2]]).all()
+    assert seeds_drawn(found) == "n = 2, 3, then 1"
+
+
+def test_where_a_run_drops_out_midway_no_line_jumps() -> None:
+    good, bad = [0.1 * k for k in range(1, 11)], [0.0] * 5
+    found = curve(setting({"m": good}, {"m": good}, {"m": bad}), "m")
+    assert np.isnan(found.mean).tolist() == [False] * 5 + [True] + [False] * 5
+    assert found.x[5] == 5.5
+    steps = np.abs(np.diff(found.mean))
+    assert np.nanmax(steps) < 0.11, "0.33 to 0.6 is no step of the line"
+    assert seeds_drawn(found) == "n = 3, then 2"
+    thin = thin_curve(curve(setting({"m": [1.0] * 1000}, {"m": [0.0] * 500}), "m"), 60)
+    assert np.isnan(thin.mean).sum() == 1, "a thinned curve is still parted"
+    whole = curve(setting({"m": good}, {"m": good}), "m")
+    assert np.isfinite(whole.mean).all() and seeds_drawn(whole) == "n = 2"
+
+
+def test_against_tokens_a_run_that_drops_out_parts_the_line_and_beginnings_do_not() -> None:
+    def run(first: float, count: int) -> dict[str, list[float]]:
+        return {"m": [1.0] * count, "train/tokens": [first + 10.0 * k for k in range(count)]}
+
+    found = curve(setting(run(10, 100), run(13, 100), run(12, 40)), "m", "tokens")
+    gaps = np.flatnonzero(np.isnan(found.mean))
+    assert found.x[gaps] == pytest.approx([402.5, 1001.5], abs=1)
 
 
 def test_a_metric_that_comes_now_and_then_is_joined_by_straight_lines() -> None:
     found = curve(setting({"m": [0, NAN, NAN, 3]}, {"m": [NAN, 5, 7, NAN]}), "m")
-    assert found.x.tolist() == [1, 2, 3, 4]
-    assert found.mean.tolist() == [0, 3, 4.5, 3]
-    assert found.n.tolist() == [1, 2, 2, 1]
+    there = np.isfinite(found.mean)
+    assert found.x[there].tolist() == [1, 2, 3, 4]
+    assert found.mean[there].tolist() == [0, 3, 4.5, 3]
+    assert found.n[there].tolist() == [1, 2, 2, 1]
 
 
 def test_a_value_that_is_not_finite_leaves_a_gap() -> None:
@@ -75,7 +103,7 @@ def test_runs_with_other_token_counts_meet_on_a_common_grid() -> None:
     lines = [{"m": [k * 2.0 for k in range(1, 1001)], "train/tokens": [k * 2.0 * (1 + 0.1 * s) for k in range(1, 1001)]}
              for s in range(3)]  # fmt: skip
     found = curve(setting(*lines), "m", "tokens")
-    assert len(found.x) == 400
+    assert np.isfinite(found.mean).sum() == 400
     inside = (found.x >= 2.4) & (found.x <= 2000)
     assert (found.n[inside] == 3).all()
     assert found.n[-1] == 1

@@ -19,7 +19,7 @@ from trimtab.report import command
 from trimtab.report.compare import compare
 from trimtab.report.model import Comparison, Interval, Run, RunState
 from trimtab.report.sources import load
-from trimtab.report.tables import as_json, interval_text, markdown, md, narrow_text, runs_csv, settings_csv
+from trimtab.report.tables import as_json, cell, interval_text, markdown, md, narrow_text, runs_csv, settings_csv
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_markdown_tells_the_story(runs: list[Run]) -> None:
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 4
     assert all(line.count("|") == rows[0].count("|") for line in rows)
-    assert "| algo=bypass | 1 of 3 |" in text
+    assert "| algo=bypass | 1 of 3 (1 of its 3 seeds failed, 1 diverged) |" in text
     assert "better" in next(line for line in rows if "algo=decoupled" in line)
     assert "no interval: one seed says nothing about the spread" in text
     assert "**failed** 4: failed at step 29 of 60: RuntimeError: out of memory" in text
@@ -187,3 +187,44 @@ def test_wrong_calls_are_errors_with_what_is_allowed(runs: list[Run], tmp_path: 
         call(str(tmp_path / "s"), "--metric", "train/entorpy")
     with pytest.raises(ConfigError, match="the settings are"):
         call(str(tmp_path / "s"), "--baseline", "algo=nothing")
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+cmd", "-x", "@SUM(A1)", "\t=1", "\r=1", "  =1", "\uff1d1", "-1-cmd|x"])
+def test_text_that_a_spreadsheet_would_run_gets_a_quote_wherever_it_stands(text: str) -> None:
+    assert cell(text).startswith("'")
+    runs = [run_in_memory({"algo.name": a, "evil": text + a}, seed, [0.1, 0.2], name=text)
+            for a in ("standard", "x") for seed in (0, 1)]  # fmt: skip
+    found = compare([replace(run, error=text, run_id=text) for run in runs])
+    for line in csv.reader(io.StringIO(settings_csv(found) + runs_csv(found, runs))):
+        assert not any(c[:1] in ("=", "@", "\t", "\r") or (c[:1] in ("+", "-") and not number(c)) for c in line)
+
+
+def number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def test_numbers_stay_numbers_in_csv() -> None:
+    assert [cell(v) for v in (-0.5, -3, "-0.5", "+1e-3", "1e5", "-")] == ["-0.5", "-3", "-0.5", "+1e-3", "1e5", "'-"]
+
+
+def test_what_reads_a_pipe_gets_one_line_for_each_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = {f"{'long_key_' * 4}{i}": 0 for i in range(3)}
+    arms = {str(i): Arm({key: i * (j + 1) for j, key in enumerate(keys)} | {"algo.name": "x" * 60 + str(i)})
+            for i in range(2)}  # fmt: skip
+    write_sweep(tmp_path / "s", arms, (0, 1, 2), steps=20)
+    assert call(str(tmp_path / "s"), "--by", ",".join(["algo", *keys])) == 0
+    lines = capsys.readouterr().out.splitlines()
+    table_lines = [line for line in lines if line.startswith(("│", "┃", "|"))]
+    assert len(table_lines) == 3, "a head and two settings"
+    assert all(key in table_lines[0] for key in keys)
+
+
+def test_the_terminal_says_which_seeds_were_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arms = {"a": Arm({"algo.name": "standard"}), "b": Arm({"algo.name": "bypass"}, 0.05, failed=(0, 2, 4))}
+    write_sweep(tmp_path / "s", arms, tuple(range(6)))
+    assert call(str(tmp_path / "s")) == 0
+    assert "algo=bypass: undecided (3 of its 6 seeds failed; " in capsys.readouterr().out

@@ -40,13 +40,17 @@ How to read it
   interval    95% t interval over seeds; none below two seeds. From 10 runs on also the interquartile mean (bootstrap).
   difference  to the baseline, over the seeds that both have; paired t test, p corrected by Holm for the number of
               comparisons. better, worse: corrected p <= 0.05. undecided: too few seeds, or no difference.
+  lost seeds  better and worse must also hold with lost seeds counted: for better the setting's at the worst score of
+              all runs and the baseline's at the best, for worse the other way round.
+  length      all are scored at the last step that every setting reaches, unless the number of steps is a setting.
   problems    failed, missing, unfinished, non-finite, collapsed and superseded runs; settings that lack seeds.
-  superseded  of runs with one setting and seed the last attempt counts: highest attempt, then latest.
+  superseded  of runs with one setting and seed a completed one counts before others, then the last attempt.
 
 Exit code: 0, 1 when something given is wrong (no run, unknown metric, key or baseline), 2 for a command line that can't
 be read. What the runs did does not change it.
 """
 PAGE = "page.html"
+WIDE = 10_000  # characters: no table is as wide
 
 
 def add(commands: Any) -> None:
@@ -156,12 +160,12 @@ def show(comparison: Comparison, written: list[Path]) -> None:
     """The table on the terminal, problems and notes below it, and where the files are."""
     from trimtab.report.model import Verdict
     from trimtab.report.tables import narrow_text, p_text, verdict_text
-    from trimtab.track.console import summary_table
+    from trimtab.track.console import SafeConsole, summary_table
 
     marks = {Verdict.better: "[green]better[/]", Verdict.worse: "[red]worse[/]"}
     rows = {}
     for row in comparison.rows:
-        seeds = str(len(row.scores)) if len(row.scores) >= row.expected else f"{len(row.scores)} of {row.expected}"
+        seeds = str(len(row.scores)) if not row.lost else f"{len(row.scores)} of {row.expected}"
         word = marks.get(row.difference.verdict) or verdict_text(row, comparison.baseline)
         values = " ".join(row.setting.values.values()) or row.setting.label  # the keys stand above them
         rows[literal(values if values not in rows else row.setting.label)] = (
@@ -179,12 +183,22 @@ def show(comparison: Comparison, written: list[Path]) -> None:
     )
     footer = [f"score: mean of the last {comparison.last} values of {comparison.metric}; ± 95% t interval; p corrected "
               "by Holm"]  # fmt: skip
+    if comparison.at is not None:
+        footer.append(f"scored at step {comparison.at}, the last that every setting reaches")
+    for row in comparison.rows:
+        told = row.difference.claim or row.lost
+        if told:
+            word = verdict_text(row, comparison.baseline)
+            footer.append(f"{row.setting.label}: {'untested' if word == '–' else word} ({told})")
     footer += [f"{problem.kind}: {problem.run}: {problem.text}" for problem in comparison.problems]
     footer += [f"note: {note}" for note in comparison.notes]
     footer += (
         [f"wrote {written[0]}", f"and {', '.join(path.name for path in written[1:])} beside it"] if written else []
     )
-    summary_table(rows, columns, [plain(line) for line in footer])
+    console = SafeConsole(highlight=False)
+    if not console.is_terminal:  # what reads a pipe or a file has no width to break lines at
+        console = SafeConsole(highlight=False, width=WIDE)
+    summary_table(rows, columns, [plain(line) for line in footer], console)
 
 
 def plain(line: str) -> str:

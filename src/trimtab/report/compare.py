@@ -12,9 +12,10 @@ import numpy as np
 
 from trimtab.errors import ConfigError
 from trimtab.report.curves import Axis, axis_of
+from trimtab.report.lost import Loss, Seeds, bounded, claim, gravest, loss_of, span_of, told
 from trimtab.report.model import Comparison, Difference, Interval, Row, Run, RunState, Setting
-from trimtab.report.problems import of_run, of_setting, short_runs, superseded
-from trimtab.report.score import EVALUATION, REWARD, Score, default_last, score, tail_mean
+from trimtab.report.problems import longer, of_run, of_setting, short_run, superseded
+from trimtab.report.score import EVALUATION, REWARD, Score, default_last, score, tail, tail_mean
 from trimtab.report.settings import FLAT, SHORT, Grouping, canonical, group, text
 from trimtab.report.statistics import corrected, interquartile, paired, t_interval, untested
 
@@ -26,19 +27,31 @@ BESIDE = (
     "train/clip_fraction_high", "train/tis_clipfrac", "train/mis_rs_catastrophic_seq_fraction", "train/entropy",
     "train/response_length", "train/grad_norm", "perf/tokens_per_second",
 )  # fmt: skip
+LENGTH = "steps"  # the key that says how long a run is
 SHOWN = 12  # keys named in a note
 STANDARD = "standard"  # the algorithm without correction: what others are held against unless told otherwise
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A setting with the scores of its runs (by identity), and of its seeds."""
+    """A setting with the scores of its runs (by identity), and of its seeds, at the step ``at``."""
 
     setting: Setting
     of_run: Mapping[int, Score]
-    of_seed: Mapping[int, float]
+    seeds: Seeds
     strata: tuple[tuple[float, ...], ...]
-    expected: int
+    at: int | None
+    metric: str
+    last: int
+
+    @property
+    def expected(self) -> int:
+        """How many seeds should have a score."""
+        return len(self.seeds.scores) + len(self.seeds.lost)
+
+    def told(self, whose: str = "its") -> str:
+        """``3 of its 6 seeds failed``, or nothing."""
+        return told(self.seeds.lost.values(), self.expected, whose)
 
 
 def compare(
@@ -64,18 +77,22 @@ def compare(
     width = last if last is not None else default_last(metric)
     grouping = group(runs, by)
     wanted = expected(grouping.settings)
-    scored = [_scored(setting, metric, width, grouping, wanted[setting.label]) for setting in grouping.settings]
-    by_worth = sorted(scored, key=lambda s: not s.of_seed)  # a default baseline has scores
+    at, reached = ends(grouping, metric)
+    scored = [_scored(s, metric, width, grouping, wanted[s.label], at[s.label]) for s in grouping.settings]
+    by_worth = sorted(scored, key=lambda s: not s.seeds.scores)  # a default baseline has scores
     base, more = _baseline([s.setting for s in by_worth], baseline)
     differences = _differences(scored, base, lower)
-    rows = _ranked([_row(s, d, metric, width) for s, d in zip(scored, differences, strict=True)], lower)
+    beyond = {label: step for label, step in reached.items() if step > (at[label] or step)}
+    rows = _ranked([_row(s, d, beyond.get(s.setting.label)) for s, d in zip(scored, differences, strict=True)], lower)
     counted = [run for setting in grouping.settings for run in setting.runs]
     problems = [
         *(p for s in scored for run in s.setting.runs for p in of_run(run, s.of_run[id(run)], metric, width, lower)),
-        *short_runs(counted, metric, width),
+        *(p for s in scored for run in s.setting.runs for p in short_run(run, s.of_run[id(run)], metric, width, s.at)),
+        *longer(beyond, at),
         *superseded(grouping.superseded),
         *(p for row in rows for p in of_setting(row, base is not None and row.setting.label == base.label)),
     ]
+    notes += more + _about(grouping, counted) + (["smaller values count as better"] if lower else [])
     return Comparison(
         metric=metric,
         last=width,
@@ -83,8 +100,9 @@ def compare(
         keys=grouping.keys,
         rows=tuple(rows),
         problems=tuple(problems),
-        notes=(*notes, *more, *_about(grouping, counted), *(["smaller values count as better"] if lower else [])),
+        notes=tuple(notes),
         lower=lower,
+        at=min((step for label in beyond if (step := at[label]) is not None), default=None),
     )
 
 
@@ -154,6 +172,8 @@ def _about(grouping: Grouping, runs: Sequence[Run]) -> list[str]:
         notes.append(f"differ too, but tell no more settings apart: {shown}")
     if grouping.pooled:
         notes.append(f"pooled over {', '.join(grouping.pooled)}: a seed's score is the mean over them")
+    if LENGTH in grouping.keys:
+        notes.append("the number of steps is one of the settings: each is scored at its own end")
     injected = Counter(run.injected for run in runs if run.injected)
     if injected:
         kinds = ", ".join(sorted(injected))
@@ -165,59 +185,95 @@ def _about(grouping: Grouping, runs: Sequence[Run]) -> list[str]:
 # -- scores and differences ------------------------------------------------------------------------------------------
 
 
-def expected(settings: Sequence[Setting]) -> dict[str, int]:
-    """How many seeds each setting should have: its own, and with one of them those that half of the others have."""
+def expected(settings: Sequence[Setting]) -> dict[str, set[int]]:
+    """The seeds each setting should have: its own, and with one of them those that half of the others have."""
     seeds = {setting.label: {run.seed for run in setting.runs if run.seed is not None} for setting in settings}
     found = {}
-    for setting in settings:
-        own = seeds[setting.label]
-        others = Counter(seed for label, theirs in seeds.items() if label != setting.label for seed in theirs)
+    for label, own in seeds.items():
+        others = Counter(seed for other, theirs in seeds.items() if other != label for seed in theirs)
         usual = {seed for seed, count in others.items() if 2 * count >= len(settings) - 1}
-        nameless = sum(run.seed is None for run in setting.runs)
-        found[setting.label] = len(own | usual if own & usual else own) + nameless
+        found[label] = own | usual if own & usual else own
     return found
 
 
-def _scored(setting: Setting, metric: str, last: int, grouping: Grouping, wanted: int) -> Scored:
+def ends(grouping: Grouping, metric: str) -> tuple[dict[str, int | None], dict[str, int]]:
+    """(the step to score each setting at, the last step that it has): the last that all settings reach.
+
+    Where the number of steps is itself a setting, each is scored at its own end.
+    """
+    reached: dict[str, dict[str, int]] = {}
+    for setting in grouping.settings:
+        for run in setting.runs:
+            step = tail(run, metric, 1)[1] if run.state in (RunState.completed, RunState.unknown) else 0
+            if step > 0:
+                at, variant = reached.setdefault(setting.label, {}), grouping.variants[setting.label][id(run)]
+                at[variant] = max(at.get(variant, 0), step)
+    common = min((step for own in reached.values() for step in own.values()), default=None)
+    apart = LENGTH in grouping.keys
+    found = {s.label: min(reached[s.label].values()) if apart and s.label in reached else common
+             for s in grouping.settings}  # fmt: skip
+    return found, {label: max(own.values()) for label, own in reached.items()}
+
+
+def _scored(setting: Setting, metric: str, last: int, grouping: Grouping, wanted: set[int], at: int | None) -> Scored:
     """Scores by run and by seed. A seed counts when it has a score in every variant that the setting has."""
     variant = grouping.variants[setting.label]
     every = {variant[id(run)] for run in setting.runs}
-    of_run = {id(run): score(run, metric, last) for run in setting.runs}
-    seeds: dict[int, dict[str, float]] = {}
+    of_run = {id(run): score(run, metric, last, at) for run in setting.runs}
+    seeds: dict[int, dict[str, float]] = {seed: {} for seed in wanted}
+    losses: dict[int, list[Loss]] = {}
     strata: dict[str, list[float]] = {name: [] for name in sorted(every)}
     nameless = 0
     for run in setting.runs:
         if run.seed is None:
             nameless -= 1  # counted on its own, and paired with nothing
-        value = of_run[id(run)].value
-        at = seeds.setdefault(run.seed if run.seed is not None else nameless, {})
+        value, seed = of_run[id(run)].value, run.seed if run.seed is not None else nameless
+        here = seeds.setdefault(seed, {})
         if value is not None:
-            at[variant[id(run)]] = value
+            here[variant[id(run)]] = value
             strata[variant[id(run)]].append(value)
+        else:
+            losses.setdefault(seed, []).append(loss_of(run, of_run[id(run)]))
     whole = {seed: math.fsum(found.values()) / len(found) for seed, found in seeds.items()
              if found and (len(found) == len(every) or seed < 0)}  # fmt: skip
-    return Scored(setting, of_run, dict(sorted(whole.items())), tuple(map(tuple, strata.values())), wanted)
+    lost = {seed: gravest(losses.get(seed, [Loss.absent])) for seed in sorted(seeds) if seed not in whole}
+    return Scored(setting, of_run, Seeds(dict(sorted(whole.items())), lost), tuple(map(tuple, strata.values())),
+                  at, metric, last)  # fmt: skip
 
 
 def _differences(scored: Sequence[Scored], base: Setting | None, lower: bool) -> list[Difference]:
     """Differences to the baseline over the seeds that both have, p corrected over all settings that are tested."""
     if base is None:
         return [untested("there is no other setting")] * len(scored)
-    against = next(s for s in scored if s.setting.label == base.label).of_seed
+    against = next(s for s in scored if s.setting.label == base.label)
+    span = _span(scored)
     found = []
     for s in scored:
-        if s.setting.label == base.label:
+        if s is against:
             found.append(untested("the baseline"))
             continue
-        common = [seed for seed in s.of_seed if seed >= 0 and seed in against]
-        pairs = [(seed, s.of_seed[seed] - against[seed]) for seed in common]
-        scale = max((abs(value) for seed in common for value in (s.of_seed[seed], against[seed])), default=0.0)
+        own, other = s.seeds.scores, against.seeds.scores
+        common = [seed for seed in own if seed >= 0 and seed in other]
+        pairs = [(seed, own[seed] - other[seed]) for seed in common]
+        scale = max((abs(value) for seed in common for value in (own[seed], other[seed])), default=0.0)
         difference = paired(pairs, scale)
         if len(pairs) < 2:
             why = f"seeds in common with the baseline: {len(pairs)}, at least two are needed"
             difference = replace(difference, interval=replace(difference.interval, why=why))
-        found.append(difference)
-    return corrected(found, lower)
+        found.append(bounded(difference, s.seeds, against.seeds, span))
+    theirs = against.told("the baseline's")
+    return [d if s is against else replace(d, claim=claim(d, (s.told(), theirs)))
+            for s, d in zip(scored, corrected(found, lower), strict=True)]  # fmt: skip
+
+
+def _span(scored: Sequence[Scored]) -> tuple[float, float]:
+    """The lowest and highest score of a run; for runs without one, what they logged last stands in."""
+    values: list[float | None] = []
+    for s in scored:
+        for run in s.setting.runs:
+            value = s.of_run[id(run)].value
+            values.append(tail_mean(run, s.metric, s.last, s.at) if value is None else value)
+    return span_of(values)
 
 
 def mean_over(values: Iterable[float | None]) -> Interval | None:
@@ -226,28 +282,28 @@ def mean_over(values: Iterable[float | None]) -> Interval | None:
     return t_interval(there) if there else None
 
 
-def _row(s: Scored, difference: Difference, metric: str, last: int) -> Row:
-    """A setting's line, but for its rank."""
+def _row(s: Scored, difference: Difference, beyond: int | None) -> Row:
+    """A setting's line, but for its rank. ``beyond``: the last step of its runs, where it is scored before that."""
     beside = {}
-    for name in dict.fromkeys([*BESIDE]):
-        width = last if name == metric else default_last(name)
-        interval = mean_over(_by_seed(s.setting, name, width))
-        if name != metric and interval is not None:
+    for name in BESIDE:
+        interval = mean_over(_by_seed(s, name))
+        if name != s.metric and interval is not None:
             beside[name] = interval
     cost = {name: value for name, axis in (("seconds", Axis.wall), ("tokens", Axis.tokens), ("steps", Axis.step))
             if (value := _cost(s.setting.runs, axis)) is not None}  # fmt: skip
-    interval = t_interval(list(s.of_seed.values()))
-    lost = s.expected - len(s.of_seed)
+    scores = s.seeds.scores
     warnings = []
-    if lost:
-        warnings.append(f"{len(s.of_seed)} of {s.expected} seeds")
+    if s.seeds.lost:
+        warnings.append(f"{len(scores)} of {s.expected} seeds: {s.told()}")
+    if beyond is not None:
+        warnings.append(f"scored at step {s.at}, though its runs go on to {beyond}")
     injected = sorted({run.injected for run in s.setting.runs if run.injected})
     if injected:
         warnings.append(f"injected mismatch: {', '.join(injected)}")
     return Row(
         setting=s.setting,
-        scores=s.of_seed,
-        interval=interval,
+        scores=scores,
+        interval=t_interval(list(scores.values())),
         difference=difference,
         rank=None,
         other=beside,
@@ -255,14 +311,17 @@ def _row(s: Scored, difference: Difference, metric: str, last: int) -> Row:
         robust=interquartile(s.strata),
         expected=s.expected,
         warning="; ".join(warnings),
+        lost=s.told(),
+        run_scores=tuple(s.of_run[id(run)].value for run in s.setting.runs),
     )
 
 
-def _by_seed(setting: Setting, metric: str, width: int) -> list[float | None]:
+def _by_seed(s: Scored, name: str) -> list[float | None]:
     """A value for each seed of the runs that count; those that ended early would speak of another step."""
     found: dict[object, list[float]] = {}
-    for i, run in enumerate(setting.runs):
-        if run.state in (RunState.completed, RunState.unknown) and (value := tail_mean(run, metric, width)) is not None:
+    for i, run in enumerate(s.setting.runs):
+        ended = run.state in (RunState.completed, RunState.unknown) and s.of_run[id(run)].kind != "shorter"
+        if ended and (value := tail_mean(run, name, default_last(name), s.at)) is not None:
             found.setdefault(("none", i) if run.seed is None else run.seed, []).append(value)
     return [math.fsum(values) / len(values) for values in found.values()]
 

@@ -18,6 +18,7 @@ from trimtab.report.student import quantile
 
 TOKENS, SECONDS = "train/tokens", "time/step"
 FOREIGN_SECONDS = "_runtime"  # W&B's own clock, for runs that don't log the time of a step
+MOST_COUNTS = 3  # numbers of seeds that are told one by one
 GRID = 400  # points of an axis that the runs do not share
 
 
@@ -31,7 +32,11 @@ class Axis(Enum):
 
 @dataclass(frozen=True)
 class Curve:
-    """``n[i]``: seeds with a value at ``x[i]``. ``low`` and ``high``: t interval, NaN where n < 2."""
+    """``n[i]``: seeds with a value at ``x[i]``. ``low`` and ``high``: t interval, NaN where n < 2.
+
+    Where a run ends or begins before others do the mean would jump by who is there; a point without a mean parts the
+    line there (``breaks``).
+    """
 
     x: Floats
     mean: Floats
@@ -89,8 +94,9 @@ def curve(setting: Setting, metric: str, axis: Axis | str = Axis.step) -> Curve:
     """Mean and t interval over the setting's seeds of ``metric`` along ``axis``.
 
     Against the step the grid is every step at which any run logged the metric, else at most ``GRID`` points over the
-    range. A run counts from its first to its last value, never beyond; where some have ended, n is smaller. Runs of one
-    seed (settings that ``--by`` pools) are averaged first. An empty curve when no run has the metric.
+    range. A run counts from its first to its last value, never beyond; where some have ended, n is smaller, and the
+    line breaks. Runs of one seed (settings that ``--by`` pools) are averaged first. An empty curve when no run has the
+    metric.
     """
     found = [(run, at) for run in setting.runs if (at := points(run, metric, axis)) is not None]
     if not found:
@@ -99,7 +105,38 @@ def curve(setting: Setting, metric: str, axis: Axis | str = Axis.step) -> Curve:
     grid = np.unique(np.concatenate([x for _, (x, _) in found]))
     if Axis(axis) is not Axis.step and len(grid) > GRID:
         grid = np.linspace(grid[0], grid[-1], GRID)
-    return band(grid, by_seed([(run.seed, between(x, y, grid)) for run, (x, y) in found]))
+    lines = by_seed([(run.seed, between(x, y, grid)) for run, (x, y) in found])
+    return parted(band(grid, lines), breaks(grid, lines, Axis(axis)))
+
+
+def breaks(x: Floats, lines: Sequence[Floats], axis: Axis) -> list[int]:
+    """Points before which a line ended, or at which one begins, while another goes on.
+
+    Runs begin at one step but not at one token or second: beginnings within the first 5% of such an axis count as one.
+    """
+    spans = [(int(at[0]), int(at[-1])) for line in lines if len(at := np.flatnonzero(np.isfinite(line)))]
+    first, last = min((a for a, _ in spans), default=0), max((b for _, b in spans), default=0)
+    early = first if axis is Axis.step else int(np.searchsorted(x, x[0] + 0.05 * (x[-1] - x[0]), side="right")) - 1
+    return sorted({b + 1 for _, b in spans if b < last} | {a for a, _ in spans if a > max(first, early)})
+
+
+def parted(found: Curve, at: Sequence[int]) -> Curve:
+    """``found`` with a point of no value half-way before each of the points ``at``."""
+    if not at:
+        return found
+    middle = [(float(found.x[i - 1]) + float(found.x[i])) / 2 for i in at]
+    mean, low, high = (np.insert(line, at, math.nan) for line in (found.mean, found.low, found.high))
+    return Curve(np.insert(found.x, at, middle), mean, low, high, np.insert(found.n, at, found.n[list(at)]))
+
+
+def seeds_drawn(found: Curve) -> str:
+    """``n = 3``, or ``n = 3, 2, then 1`` where runs end before others; empty for an empty curve."""
+    counts = found.n[np.isfinite(found.mean)].tolist()
+    apart = [n for i, n in enumerate(counts) if i == 0 or n != counts[i - 1]]
+    if len(apart) > MOST_COUNTS:
+        return f"n = {max(apart)} to {min(apart)}"
+    return f"n = {', '.join(map(str, apart[:-1]))}, then {apart[-1]}" if len(apart) > 1 else "".join(
+        f"n = {n}" for n in apart)  # fmt: skip
 
 
 def by_seed(values: Sequence[tuple[int | None, Floats]]) -> list[Floats]:

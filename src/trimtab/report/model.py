@@ -85,18 +85,27 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Difference:
-    """Differences to the baseline, seed by seed: t interval, p value, and p corrected for the number of comparisons."""
+    """Differences to the baseline, seed by seed: t interval, p value, and p corrected for the number of comparisons.
+
+    ``p_lost``: p with lost seeds counted against the difference; it is what is corrected. ``claim``: what they do to
+    the verdict, in words; empty without any.
+    """
 
     interval: Interval
     p: float | None
     p_corrected: float | None
     verdict: Verdict
     pairs: tuple[tuple[int, float], ...]
+    p_lost: float | None = None
+    claim: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table. ``scores``: seed to score (mean of the last k values of the metric)."""
+    """A line of the table. ``scores``: seed to score (mean of the last k values of the metric).
+
+    ``run_scores``: of each of the setting's runs. ``lost``: seeds without a score, as ``3 of its 6 seeds failed``.
+    """
 
     setting: Setting
     scores: Mapping[int, float]
@@ -108,6 +117,8 @@ class Row:
     robust: Interval | None = None  # interquartile mean with a stratified bootstrap interval, from 10 runs on
     expected: int = 0  # seeds that the setting should have a score for; ``interval.n`` is how many it has
     warning: str = ""  # why the row may flatter the setting: seeds without a score, a mismatch put in on purpose
+    lost: str = ""
+    run_scores: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -132,3 +143,4 @@ class Comparison:
     notes: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     lower: bool = False  # smaller values of the metric are better
+    at: int | None = None  # the step that all are scored at, where some runs go on beyond it

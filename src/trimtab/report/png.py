@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import warnings
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ import numpy as np
 from trimtab.errors import ConfigError
 from trimtab.files import replacing
 from trimtab.report.colours import Look, looks
-from trimtab.report.curves import Axis, Curve, curve, thin_curve
-from trimtab.report.model import Comparison, Row, Run, Setting
+from trimtab.report.curves import Axis, Curve, curve, seeds_drawn, thin_curve
+from trimtab.report.model import Comparison, Interval, Row, Run, Setting
 from trimtab.report.page.svg import span
-from trimtab.report.page.text import short
+from trimtab.report.page.text import aligned, short
 from trimtab.report.page.view import AXES, MISMATCH, injected, metric_of, settled
-from trimtab.report.score import score, tail_mean
+from trimtab.report.score import scores_of, tail_mean
 
 FORMATS = ("png", "pdf", "svg")
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle": "^", "down": "v", "plus": "P", "hexagon": "h",
@@ -73,8 +73,7 @@ def figures(
     drawings = {"settings": settings, "curves": curves, "mismatch": mismatch}
     written = []
     folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+    with matplotlib.rc_context(STYLE):
         for name, draw in drawings.items():
             figure = draw(comparison, look, counted)
             if figure is None:
@@ -104,7 +103,23 @@ def ordered(comparison: Comparison) -> list[Row]:
 
 
 def _label(setting: Setting) -> str:
-    return short(setting.label, 48) or "(all runs)"
+    return drawable(short(setting.label, 48)) or "(all runs)"
+
+
+def drawable(text: str) -> str:
+    """Characters that the figures' font lacks by their number: ⟨U+4E2D⟩ tells names apart where boxes don't."""
+    there = _characters()
+    return "".join(
+        c if ord(c) in there else f"\u27e8U+{ord(c):04X}\u27e9"
+        for c in text.replace("\n", "⟨LF⟩").replace("\t", "⟨HT⟩")
+    )
+
+
+@cache
+def _characters() -> frozenset[int]:
+    from matplotlib.font_manager import findfont, get_font
+
+    return frozenset(get_font(findfont("DejaVu Sans")).get_charmap())
 
 
 def settings(comparison: Comparison, look: dict[str, Look], counted: set[int]) -> Any:
@@ -130,12 +145,22 @@ def settings(comparison: Comparison, look: dict[str, Look], counted: set[int]) -
     left.set_yticks([-i for i in range(len(rows))], names)
     left.set_ylim(-len(rows) + 0.4, 0.6)
     left.tick_params(axis="y", length=0)
-    left.set_xlabel(metric_of(comparison.metric).heading)
+    left.set_xlim(*span([x for row in rows for x in (*row.scores.values(), *_ends(row.interval))]))
+    left.xaxis.set_major_formatter(_numbers())
+    left.set_xlabel(_heading(comparison))
     left.grid(axis="x", color="#e6e6e6", lw=0.5)
     left.set_axisbelow(True)
     if differ:
         _forest(panels[1], rows, look)
     return figure
+
+
+def _ends(interval: Interval) -> list[float]:
+    return [interval.mean, *(v for v in (interval.low, interval.high) if v is not None)]
+
+
+def _heading(comparison: Comparison) -> str:
+    return drawable(short(metric_of(comparison.metric).heading, 60))
 
 
 def _forest(axes: Any, rows: Sequence[Row], look: dict[str, Look]) -> None:
@@ -152,6 +177,9 @@ def _forest(axes: Any, rows: Sequence[Row], look: dict[str, Look]) -> None:
             text = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
             axes.annotate(text, (1.0, -i), xycoords=("axes fraction", "data"), xytext=(4, 0),
                           textcoords="offset points", va="center", fontsize=7, color="#444444")  # fmt: skip
+    there = [row.difference.interval for row in rows if row.difference.pairs]
+    axes.set_xlim(*span([0.0, *(x for interval in there for x in _ends(interval))]))
+    axes.xaxis.set_major_formatter(_numbers())
     axes.tick_params(axis="y", length=0, labelleft=False)
     axes.set_xlabel("difference, paired")
     axes.grid(axis="x", color="#e6e6e6", lw=0.5)
@@ -177,13 +205,13 @@ def curves(comparison: Comparison, look: dict[str, Look], counted: set[int]) -> 
             dash = (0, tuple(map(float, at.dash.split()))) if at.dash else "-"
             panel.fill_between(found.x, found.low, found.high, color=at.light, alpha=0.14, lw=0)
             panel.plot(found.x, found.mean, color=at.light, lw=1.3, ls=dash, marker=MARKERS[at.marker], ms=3.2,
-                       markevery=(0.05, 0.2), label=_label(row.setting))  # fmt: skip
+                       markevery=(0.05, 0.2), label=f"{_label(row.setting)} ({seeds_drawn(whole)})")  # fmt: skip
         panel.set_xlabel(AXES[axis])
         panel.grid(color="#eeeeee", lw=0.5)
         panel.set_axisbelow(True)
-        if axis is not Axis.step:
-            panel.xaxis.set_major_formatter(_short_numbers())
-    panels[0].set_ylabel(metric_of(comparison.metric).heading)
+        panel.xaxis.set_major_formatter(_numbers())
+        panel.yaxis.set_major_formatter(_numbers())
+    panels[0].set_ylabel(_heading(comparison))
     panels[0].set_ylim(*_frame([found for pairs in drawn.values() for _, found in pairs]))
     handles, labels = panels[0].get_legend_handles_labels()
     title = f"the best {len(chosen)} of {len(rows)} settings" if len(chosen) < len(rows) else None
@@ -192,10 +220,18 @@ def curves(comparison: Comparison, look: dict[str, Look], counted: set[int]) -> 
     return figure
 
 
-def _short_numbers() -> Any:
-    from matplotlib.ticker import EngFormatter
+def _numbers() -> Any:
+    """Numbers of an axis as the page has them: no offset in a corner, none twice."""
+    from matplotlib.ticker import Formatter
 
-    return EngFormatter(sep="")
+    class Numbers(Formatter):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return aligned([float(x)])[0]
+
+        def format_ticks(self, values: Sequence[float]) -> list[str]:
+            return aligned([0.0 if abs(v) < 1e-9 * max(map(abs, values)) else float(v) for v in values])
+
+    return Numbers()
 
 
 def _frame(found: Sequence[Curve]) -> tuple[float, float]:
@@ -209,25 +245,29 @@ def _frame(found: Sequence[Curve]) -> tuple[float, float]:
 def mismatch(comparison: Comparison, look: dict[str, Look], counted: set[int]) -> Any:
     """Each run's score against its mismatch KL; hollow: the mismatch was injected."""
     figure = _figure(4.4, 3.2)
-    axes, any_ = figure.subplots(), False
+    axes, everywhere = figure.subplots(), list[tuple[float, float]]()
     for row in ordered(comparison):
         at, spots = look[row.setting.label], []
         for run in row.setting.runs:
             gap = tail_mean(run, MISMATCH, comparison.last)
-            value = score(run, comparison.metric, comparison.last).value
+            value = scores_of(comparison).get(id(run))
             if id(run) in counted and gap is not None and value is not None:
                 spots.append((gap, value))
         if not spots:
             continue
-        any_ = True
+        everywhere += spots
         face = "none" if injected(row.setting) else at.light
         axes.scatter([x for x, _ in spots], [y for _, y in spots], s=20, facecolor=face, edgecolor=at.light, lw=1.0,
                      marker=MARKERS[at.marker], label=_label(row.setting))  # fmt: skip
-    if not any_:
+    if not everywhere:
         return None
     hollow = ", hollow: injected" if any(injected(row.setting) for row in comparison.rows) else ""
     axes.set_xlabel(f"mismatch KL (k3), nats{hollow}")
-    axes.set_ylabel(metric_of(comparison.metric).heading)
+    axes.set_ylabel(_heading(comparison))
+    axes.set_xlim(*span(x for x, _ in everywhere))
+    axes.set_ylim(*span(y for _, y in everywhere))
+    axes.xaxis.set_major_formatter(_numbers())
+    axes.yaxis.set_major_formatter(_numbers())
     axes.grid(color="#eeeeee", lw=0.5)
     axes.set_axisbelow(True)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=7)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from trimtab.report.model import Problem, Row, Run, RunState
-from trimtab.report.score import Score, collapse, score, tail
+from trimtab.report.score import Score, collapse, tail
 
 NAMED = 3  # metrics named in one line
 SKIPPED = "train/nonfinite_steps"
@@ -45,35 +45,44 @@ def nonfinite(run: Run, scored: Score, metric: str) -> Iterator[Problem]:
         yield Problem("non-finite", run.name, f"{int(skipped[-1])} updates were left out: loss or gradient not finite")
 
 
-def short_runs(runs: Sequence[Run], metric: str, last: int) -> Iterator[Problem]:
-    """Runs whose score speaks of an earlier step than that of others, or is the mean of fewer values than asked for."""
-    ends = {id(run): tail(run, metric, last) for run in runs if score(run, metric, last).value is not None}
-    longest = max((step for _, step in ends.values()), default=0)
-    for run in runs:
-        values, step = ends.get(id(run), (None, longest))
-        if step < longest:
-            yield Problem("shorter", run.name,
-                          f"its last {metric} is of step {step}, the longest run's of {longest}; "
-                          "its score counts")  # fmt: skip
-        if values is not None and len(values) < last:
-            yield Problem("few values", run.name, f"it has {len(values)} values of {metric} after step 0, not {last}; "
-                          "its score is their mean")  # fmt: skip
+def short_run(run: Run, scored: Score, metric: str, last: int, at: int | None) -> Iterator[Problem]:
+    """A score that speaks of a slightly earlier step than others, or is the mean of fewer values than asked for."""
+    if scored.value is None:
+        return
+    values, step = tail(run, metric, last, at)
+    full, _ = tail(run, metric, last)
+    if at is not None and len(full) and tail(run, metric, 1)[1] < at:
+        yield Problem("shorter", run.name, f"its last {metric} is of step {step}, others reach {at}; its score counts")
+    if len(values) < last:
+        upto = f" up to step {at}" if len(full) > len(values) else ""
+        yield Problem("few values", run.name, f"it has {len(values)} values of {metric} after step 0{upto}, not "
+                      f"{last}; its score is their mean")  # fmt: skip
+
+
+def longer(beyond: Mapping[str, int], at: Mapping[str, int | None]) -> Iterator[Problem]:
+    """Settings whose runs go on after the step that all are scored at."""
+    for label, step in beyond.items():
+        yield Problem("longer", label, f"its runs go on to step {step}: scored at step {at[label]}, the last that "
+                      "every setting reaches; what comes after takes no part")  # fmt: skip
 
 
 def superseded(pairs: Sequence[tuple[Run, Run]]) -> Iterator[Problem]:
-    """Runs that were done again."""
+    """Runs that were done again; where the earlier one counts, why."""
     for run, by in pairs:
-        yield Problem("superseded", run.name, f"same setting and seed ({run.seed}) as {by.name}, which counts instead")
+        text = f"same setting and seed ({run.seed}) as {by.name}, which counts instead"
+        later = (run.attempt, run.updated) > (by.attempt, by.updated) and run.state is not RunState.missing
+        if later and by.state is RunState.completed and run.state is not by.state:
+            text += f": that one completed, this later one did not ({run.state.value})"
+        elif later:
+            text += ": that one has more steps, though this one is later"
+        yield Problem("superseded", run.name, text)
 
 
 def of_setting(row: Row, is_baseline: bool) -> Iterator[Problem]:
     """Seeds without a score, and what that does to the comparison."""
     if row.expected <= len(row.scores):
         return
-    text = f"{len(row.scores)} of {row.expected} seeds have a score"
-    absent = row.expected - len({run.seed for run in row.setting.runs})
-    if absent > 0:
-        text += f" (of {absent} there is no run at all)"
+    text = f"{len(row.scores)} of {row.expected} seeds have a score ({row.lost})"
     if row.scores:
         text += ": the mean is over those that came through, which may flatter it"
         if is_baseline:

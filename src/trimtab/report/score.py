@@ -13,11 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trimtab.report.model import Floats, Run, RunState
+from trimtab.report.model import Comparison, Floats, Run, RunState
 
 EVALUATION, REWARD = "eval/reward", "train/reward"
 LAST_EVALUATIONS, LAST_STEPS = 3, 10
 NO_ENTROPY = 0.01  # nats
+NEAR = 0.98  # of the steps, from which a run counts as one that reached the others' last
+LATE = (3, 2, 1)  # last values that are looked at for a fall too late to show in a window
+SURE_LATE = 5.0  # fewer values, so their noise's tails count
+ENOUGH = 4  # differences from which those of differences tell the noise
 SURE = 3.0  # standard errors, on top of what the best of many windows gains by chance
 
 
@@ -35,40 +39,56 @@ def default_last(metric: str) -> int:
     return LAST_EVALUATIONS if metric.startswith("eval/") else LAST_STEPS
 
 
-def tail(run: Run, metric: str, last: int) -> tuple[Floats, int]:
-    """The last ``last`` values that were logged after step 0, non-finite ones as NaN; and the step of the last one."""
+def tail(run: Run, metric: str, last: int, at: int | None = None) -> tuple[Floats, int]:
+    """The last ``last`` values that were logged after step 0, non-finite ones as NaN; and the step of the last one.
+
+    ``at``: the last step that is looked at; None: the run's.
+    """
     column = run.columns.get(metric)
     if column is None:
         return np.zeros(0), 0
     logged = np.isfinite(column)
     if metric in run.broken:
         logged = logged | np.isin(run.step, run.broken[metric])
-    logged = logged & (run.step > 0)
+    logged = logged & (run.step > 0) & (run.step <= (at if at is not None else np.inf))
     steps = run.step[logged]
     return column[logged][-last:], int(steps[-1]) if len(steps) else 0
 
 
-def tail_mean(run: Run, metric: str, last: int) -> float | None:
+def tail_mean(run: Run, metric: str, last: int, at: int | None = None) -> float | None:
     """Mean of the finite ones among the last values; None when there is none."""
-    values, _ = tail(run, metric, last)
+    values, _ = tail(run, metric, last, at)
     finite = values[np.isfinite(values)]
     return math.fsum(finite) / len(finite) if len(finite) else None
 
 
-def score(run: Run, metric: str, last: int) -> Score:
-    """The run's score; none for a run that hasn't ended well, lacks the metric or ended with values not finite."""
+def score(run: Run, metric: str, last: int, at: int | None = None) -> Score:
+    """The run's score; none for a run that hasn't ended well, lacks the metric or ended with values not finite.
+
+    ``at``: the step to score it at; none either for a run that ended well before it.
+    """
     match run.state:
         case RunState.failed | RunState.missing | RunState.running | RunState.preempted:
             return Score(None, run.state.value, unfinished(run))
         case RunState.completed | RunState.unknown:
             pass
-    values, step = tail(run, metric, last)
+    if run.state is RunState.unknown and not len(run.step):
+        return Score(None, "nothing logged", "there is its config, but nothing logged that can be read")
+    values, step = tail(run, metric, last, at)
     if not len(values):
         return Score(None, "no score", f"it never logged {metric} after step 0")
     bad = int(np.sum(~np.isfinite(values)))
     if bad:
         return Score(None, "non-finite", f"{bad} of its last {len(values)} {metric} are not finite (step {step})")
+    if at is not None and step < NEAR * at:
+        return Score(None, "shorter", f"its last {metric} is of step {step}, others reach {at}: it has no score")
     return Score(math.fsum(values) / len(values))
+
+
+def scores_of(comparison: Comparison) -> dict[int, float | None]:
+    """The score of each run that counts, by its identity, as the comparison took it."""
+    pairs = (zip(row.setting.runs, row.run_scores, strict=False) for row in comparison.rows)
+    return {id(run): value for found in pairs for run, value in found}
 
 
 def unfinished(run: Run) -> str:
@@ -96,40 +116,56 @@ def window_means(values: Floats, width: int) -> Floats:
 
 
 def step_noise(values: Floats) -> float:
-    """Standard deviation of one value about a slow trend: 1.4826 · median |xᵢ₊₁ − xᵢ| / √2."""
-    return 1.4826 * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2)
+    """Standard deviation of one value about a trend: 1.4826 · median |Δᵏx| / √C(2k, k), the smaller of k = 1 and 2."""
+    first = np.diff(values)
+    found = float(np.median(np.abs(first))) / math.sqrt(2)
+    second = float(np.median(np.abs(np.diff(first)))) / math.sqrt(6) if len(first) >= ENOUGH else math.inf
+    return 1.4826 * min(found, second)
+
+
+def fall(values: Floats, last: int, end: int, noise: float, flat: bool) -> tuple[int, float] | None:
+    """(the best window of ``last`` values, mean of the ``end`` last values) where that is a collapse, else None."""
+    means = window_means(values, last)
+    at = int(np.argmax(means))
+    now = float(np.mean(values[-end:]))
+    best, lost, gain = float(means[at]), float(means[at]) - now, float(means[at] - means[0])
+    chance = math.sqrt(2 * math.log(max(len(means), 2)) / last)
+    sure = SURE / math.sqrt(last) if end == last else SURE_LATE / math.sqrt(end)
+    if lost <= noise * (chance + sure) or (lost <= max(gain, abs(best) / 2) / 2 and not flat):
+        return None
+    return at, now
 
 
 def collapsed(run: Run, metric: str, last: int, lower: bool = False) -> str:
     """What to tell of a run whose ``metric`` rose and fell again; empty when it didn't.
 
-    With ``last`` values a window, *lost* = best window − last window, *gain* = best window − first window. Collapsed:
-    lost > max(gain, |best| / 2) / 2, and lost > s/√last · (√(2 ln windows) + 3), s being the noise of one value: what
-    the best of so many windows is above the last one by chance, and three standard errors. Where the entropy ended
-    below 0.01 nats the second is enough.
+    With ``last`` values a window, *lost* = best window − mean of the last e values, *gain* = best window − first
+    window; e is ``last``, then 3, 2 and 1 for what fell at the very end. Collapsed: lost > max(gain, |best| / 2) / 2,
+    and lost > s · (√(2 ln windows / last) + 3/√last), s being the noise of one value: what the best of so many windows
+    is above the last one by chance, and three standard errors; for e < last five, 5/√e. Where the entropy ended below
+    0.01 nats the second is enough.
     """
     column = run.columns.get(metric)
     if column is None:
         return ""
     finite = np.isfinite(column)
     values, steps = column[finite] * (-1.0 if lower else 1.0), run.step[finite]
-    if len(values) < 2 * last:
-        return ""
-    means = window_means(values, last)
-    at = int(np.argmax(means))
-    best, lost, gain = float(means[at]), float(means[at] - means[-1]), float(means[at] - means[0])
-    if lost <= step_noise(values) / math.sqrt(last) * (math.sqrt(2 * math.log(max(len(means), 2))) + SURE):
+    if len(values) < last + 2:
         return ""
     entropy = tail_mean(run, "train/entropy", LAST_STEPS)
     flat = entropy is not None and entropy < NO_ENTROPY
-    if lost <= max(gain, abs(best) / 2) / 2 and not flat:
-        return ""
-    sign = -1.0 if lower else 1.0
-    peak, end = sign * best, sign * float(means[-1])
-    told = (
-        f"{metric} {'rose' if lower else 'fell'} from {peak:.3g} (about step {int(steps[at + last - 1])}) to {end:.3g}"
-    )
-    return told + (f", entropy to {entropy:.2g} nats" if flat else "")
+    noise, sign = step_noise(values), -1.0 if lower else 1.0
+    for end in dict.fromkeys((last, *(e for e in LATE if e < last))):
+        if end == last and len(values) < 2 * last:
+            continue
+        found = fall(values, last, end, noise, flat and end == last)
+        if found is not None:
+            at, now = found
+            peak = sign * float(window_means(values, last)[at])
+            told = f"{metric} {'rose' if lower else 'fell'} from {peak:.3g} (about step {int(steps[at + last - 1])})"
+            told += f" to {sign * now:.3g}" + (f" in its last {end} value{'s' * (end > 1)}" if end < last else "")
+            return told + (f", entropy to {entropy:.2g} nats" if flat else "")
+    return ""
 
 
 def collapse(run: Run, metric: str, last: int, lower: bool = False) -> str:

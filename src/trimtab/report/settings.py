@@ -211,9 +211,9 @@ def unique_labels(labels: Sequence[str]) -> list[str]:
 
 
 def latest(runs: Sequence[tuple[Run, tuple[str, ...]]]) -> tuple[list[Run], list[tuple[Run, Run]]]:
-    """(runs that count, pairs of one that doesn't and the one in its place): of each seed and variant the last attempt.
+    """(runs that count, pairs of one that doesn't and the one in its place): one of each seed and variant.
 
-    Last: highest attempt, then latest. A run that is not there gives way to any that is. Without a seed each counts.
+    The one with the most evidence (``evidence``), of several the last attempt. Without a seed each counts.
     """
     chosen: dict[object, Run] = {}
     dropped: list[tuple[Run, object]] = []
@@ -221,7 +221,7 @@ def latest(runs: Sequence[tuple[Run, tuple[str, ...]]]) -> tuple[list[Run], list
         key: object = (run.seed, variant) if run.seed is not None else id(run)
         if key not in chosen:
             chosen[key] = run
-        elif age(run) >= age(chosen[key]):
+        elif evidence(run) >= evidence(chosen[key]):
             dropped.append((chosen[key], key))
             chosen[key] = run
         else:
@@ -229,6 +229,19 @@ def latest(runs: Sequence[tuple[Run, tuple[str, ...]]]) -> tuple[list[Run], list
     return list(chosen.values()), [(run, chosen[key]) for run, key in dropped]
 
 
-def age(run: Run) -> tuple[bool, int, float]:
-    """What orders attempts."""
-    return run.state is not RunState.missing, run.attempt, run.updated
+def evidence(run: Run) -> tuple[int, int, int, float]:
+    """What orders runs of one seed: one that completed before any that did not, the longer of two, the last attempt.
+
+    Never what the metric says: choosing by that would favour the setting.
+    """
+    length = int(run.step[-1]) if run.state is RunState.completed and len(run.step) else 0
+    match run.state:
+        case RunState.completed:
+            rank = 3
+        case RunState.unknown:
+            rank = 2
+        case RunState.failed | RunState.preempted | RunState.running:
+            rank = 1
+        case RunState.missing:
+            rank = 0
+    return rank, length, run.attempt, run.updated

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -86,13 +87,17 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def corrected(differences: Sequence[Difference], lower: bool = False) -> list[Difference]:
-    """Differences with p corrected over those that have one, and the verdict. ``lower``: smaller values are better."""
-    tested = [i for i, difference in enumerate(differences) if difference.p is not None]
-    values = holm([float(p) for i in tested if (p := differences[i].p) is not None])
+    """Differences with p corrected over those that have one, and the verdict. ``lower``: smaller values are better.
+
+    Where lost seeds make p larger (``p_lost``), that one is corrected.
+    """
+    p = [d.p if d.p_lost is None else d.p_lost for d in differences]
+    tested = [i for i, value in enumerate(p) if value is not None]
+    values = holm([value for value in p if value is not None])
     found = list(differences)
     for i, value in zip(tested, values, strict=True):
         old = differences[i]
-        found[i] = Difference(old.interval, old.p, value, verdict(old.interval.mean, value, lower), old.pairs)
+        found[i] = replace(old, p_corrected=value, verdict=verdict(old.interval.mean, value, lower))
     return found
 
 

@@ -15,12 +15,14 @@ import numpy as np
 from trimtab.report.curves import Axis, axis_of
 from trimtab.report.model import Comparison, Difference, Interval, Problem, Row, Run, Verdict
 from trimtab.report.page.text import visible
-from trimtab.report.score import REWARD, default_last, score, tail_mean
+from trimtab.report.score import REWARD, default_last, score, scores_of, tail_mean
 from trimtab.report.statistics import ALPHA
 
 FORMAT = 1  # of comparison.json; grows when a field changes its meaning
 WEIGHTED = "train/reward_weighted"
 SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$])")
+FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
+PLAIN_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 MEANING = {
     Verdict.better: "better",
     Verdict.worse: "worse",
@@ -116,11 +118,17 @@ def _method(comparison: Comparison) -> list[str]:
         tested = sum(row.difference.p_corrected is not None for row in comparison.rows)
         text += (f" Differences are to **{md(comparison.baseline)}**, seed by seed (paired t test); p is corrected for "
                  f"{tested} comparison{'s' * (tested != 1)} (Holm); better or worse: p ≤ {ALPHA}.")  # fmt: skip
+        if any(row.lost for row in comparison.rows):
+            text += (" Seeds were lost: p is the larger one of the seeds that are left and of all, the lost ones "
+                     "counted against the verdict (for better the setting's at the worst score of all runs, the "
+                     "baseline's at the best; for worse the other way round).")  # fmt: skip
+    if comparison.at is not None:
+        text += f" Runs are of different lengths: scored at step {comparison.at}, the last that every setting reaches."
     return [text]
 
 
 def _cells(row: Row, comparison: Comparison, beside: Sequence[str]) -> list[str]:
-    seeds = str(len(row.scores)) if len(row.scores) >= row.expected else f"{len(row.scores)} of {row.expected}"
+    seeds = str(len(row.scores)) if not row.lost else f"{len(row.scores)} of {row.expected} ({md(row.lost)})"
     injected = sorted({run.injected for run in row.setting.runs if run.injected})
     label = md(row.setting.label) + (f" (injected mismatch: {md(', '.join(injected))})" if injected else "")
     cells = [str(row.rank) if row.rank is not None else "–", label, seeds, interval_text(row.interval)]
@@ -159,6 +167,10 @@ def _reasons(comparison: Comparison) -> list[str]:
         for what, why in (("interval", row.interval.why), ("difference", row.difference.interval.why)):
             if why and why not in ("the baseline", "there is no other setting"):
                 found.setdefault(f"no {what}: {why}", []).append(row.setting.label)
+    for row in comparison.rows:
+        if row.difference.claim:
+            found.setdefault(f"{MEANING[row.difference.verdict]}: {row.difference.claim}".removeprefix("–: "),
+                             []).append(row.setting.label)  # fmt: skip
     lines = [f"- {md(', '.join(labels))}: {md(why)}" for why, labels in found.items()]
     return [*lines, ""] if lines else []
 
@@ -181,6 +193,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "alpha": ALPHA,
         "correction": "holm",
         "baseline": comparison.baseline,
+        "at_step": comparison.at,
         "keys": list(comparison.keys),
         "settings": [_row_json(row, comparison) for row in comparison.rows],
         "problems": [{"kind": p.kind, "run": p.run, "text": p.text} for p in comparison.problems],
@@ -197,6 +210,7 @@ def _row_json(row: Row, comparison: Comparison) -> dict[str, Any]:
         "rank": row.rank,
         "seeds": len(row.scores),
         "seeds_expected": row.expected,
+        "seeds_lost": row.lost,
         "scores": {str(seed): _finite(score) for seed, score in row.scores.items()},
         "mean": _interval_json(row.interval),
         "difference": _difference_json(row.difference),
@@ -204,7 +218,7 @@ def _row_json(row: Row, comparison: Comparison) -> dict[str, Any]:
         "other": {name: _interval_json(interval) for name, interval in row.other.items()},
         "cost": {name: _finite(value) for name, value in row.cost.items()},
         "warning": row.warning,
-        "runs": [_run_json(run, comparison) for run in row.setting.runs],
+        "runs": [_run_json(run, value) for run, value in zip(row.setting.runs, row.run_scores, strict=True)],
     }
 
 
@@ -217,13 +231,15 @@ def _difference_json(difference: Difference) -> dict[str, Any]:
     return {
         **_interval_json(difference.interval),
         "p": _finite(difference.p),
+        "p_with_lost_seeds": _finite(difference.p_lost),
         "p_corrected": _finite(difference.p_corrected),
         "verdict": difference.verdict.value,
+        "claim": difference.claim,
         "pairs": [[seed, _finite(value)] for seed, value in difference.pairs],
     }
 
 
-def _run_json(run: Run, comparison: Comparison) -> dict[str, Any]:
+def _run_json(run: Run, value: float | None) -> dict[str, Any]:
     return {
         "name": run.name,
         "path": None if run.path is None else str(run.path),
@@ -234,7 +250,7 @@ def _run_json(run: Run, comparison: Comparison) -> dict[str, Any]:
         "attempt": run.attempt,
         "injected": run.injected,
         "last_step": _last_step(run),
-        "score": _finite(score(run, comparison.metric, comparison.last).value),
+        "score": _finite(value),
         "nonfinite": dict(run.nonfinite),
     }
 
@@ -251,13 +267,18 @@ def _last_step(run: Run) -> int | None:
 
 
 def cell(value: object) -> str:
-    """A CSV cell: full precision, empty for nothing; text that a spreadsheet would run as a formula gets a quote."""
+    """A CSV cell: full precision, empty for nothing; text that a spreadsheet would run as a formula gets a quote.
+
+    Such text begins, after spaces, with ``= + - @``, a tab or a line's end (wide forms of the signs too). A number as
+    text, as a setting's -0.5, stays as it is.
+    """
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
     if isinstance(value, float | int):
         return repr(float(value)) if isinstance(value, float) else str(value)
     text = visible(value)
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    risky = FORMULA.match(str(value)) is not None and PLAIN_NUMBER.fullmatch(text) is None
+    return f"'{text}" if risky else text
 
 
 def table_csv(rows: Sequence[Mapping[str, object]]) -> str:
@@ -277,15 +298,16 @@ def settings_csv(comparison: Comparison) -> str:
         difference = row.difference
         line: dict[str, object] = {
             "setting": row.setting.label, **{f"config.{key}": value for key, value in row.setting.values.items()},
-            "rank": row.rank, "seeds": len(row.scores), "seeds_expected": row.expected,
+            "rank": row.rank, "seeds": len(row.scores), "seeds_expected": row.expected, "seeds_lost": row.lost,
             "mean": row.interval.mean, "low": row.interval.low, "high": row.interval.high,
             "why_no_interval": row.interval.why, "difference": difference.interval.mean,
             "difference_low": difference.interval.low, "difference_high": difference.interval.high,
-            "pairs": len(difference.pairs), "p": difference.p, "p_corrected": difference.p_corrected,
+            "pairs": len(difference.pairs), "p": difference.p,
+            "p_with_lost_seeds": difference.p_lost, "p_corrected": difference.p_corrected,
             "verdict": verdict_text(row, comparison.baseline).replace("–", Verdict.untested.value),
             "iqm": row.robust.mean if row.robust else None, "iqm_low": row.robust.low if row.robust else None,
             "iqm_high": row.robust.high if row.robust else None,
-            "warning": row.warning,
+            "claim": difference.claim, "warning": row.warning,
         }  # fmt: skip
         line |= dict(row.cost)
         for name, interval in row.other.items():
@@ -297,6 +319,7 @@ def settings_csv(comparison: Comparison) -> str:
 def runs_csv(comparison: Comparison, runs: Sequence[Run]) -> str:
     """One line for each run, those that don't count included."""
     setting = {id(run): row.setting for row in comparison.rows for run in row.setting.runs}
+    scores = scores_of(comparison)
     problems: dict[str, list[str]] = {}
     for problem in comparison.problems:
         problems.setdefault(problem.run, []).append(f"{problem.kind}: {problem.text}")
@@ -308,7 +331,8 @@ def runs_csv(comparison: Comparison, runs: Sequence[Run]) -> str:
             "run": run.name, "setting": at.label if at else None,
             **{f"config.{key}": value for key, value in (at.values.items() if at else ())},
             "seed": run.seed, "state": run.state.value, "counts": "yes" if at else "superseded",
-            "score": score(run, comparison.metric, comparison.last).value, "attempt": run.attempt,
+            "score": scores[id(run)] if at else score(run, comparison.metric, comparison.last).value,
+            "attempt": run.attempt,
             "last_step": _last_step(run), "planned_steps": run.planned,
             "seconds": _end(run, Axis.wall), "tokens": _end(run, Axis.tokens), "injected": run.injected,
             "nonfinite_values": int(np.sum(list(run.nonfinite.values()), dtype=np.int64)), "error": run.error,

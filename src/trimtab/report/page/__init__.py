@@ -125,5 +125,6 @@ def _explorer(v: View) -> str:
     )
     figure = tag("div", id="explorer", class_="figure")
     none = "<noscript><p>This figure needs JavaScript; those under Diagnostics do not.</p></noscript>"
-    lead = "Mean over seeds, with its 95% t interval. Arrow keys in the figure read off values."
+    lead = ("Mean over seeds, with its 95% t interval; a line breaks where a run ends before others. "
+            "Arrow keys in the figure read off values.")  # fmt: skip
     return section("explore", "Curves", tag("div", pick, boxes, class_="controls"), none, figure, lead=lead)

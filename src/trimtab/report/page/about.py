@@ -8,6 +8,7 @@ from typing import Any
 from trimtab.report.page.svg import tag
 from trimtab.report.page.text import count, esc, visible
 from trimtab.report.page.view import MISMATCH, View, injected, metric_of, name, section
+from trimtab.report.score import NEAR
 from trimtab.report.statistics import ALPHA
 
 NOT_SETTINGS = ("seed", "run_dir", "resume", "tracker.", "hydra.")
@@ -24,12 +25,21 @@ def how(v: View) -> str:
                  "the best value, which favours noise.",
         "Interval": "95% t interval of the mean over seeds: mean ± t · s / √n. Refused below two seeds.",
         "Paired difference": "Score minus the baseline's score at the same seed; t interval and two-sided t test of "
-                             "these differences. Seeds that only one of them has take no part.",
-        "Corrected p": f"Holm's correction over {count(tested, 'comparison')}; better or worse: below {ALPHA}. So the "
+                             "these differences. A seed that was started for one of them only takes no part.",
+        "Lost seeds": "Which runs fail may depend on how they do, so a verdict must hold with the lost seeds (failed, "
+                      "diverged, ended early, not finished yet) counted too: for “better” the setting's at the worst "
+                      "score of all runs and the baseline's at the best, for “worse” the other way round. The larger "
+                      "of the two p values is taken. The assumption: a lost seed would have scored within that "
+                      "range (last values of runs without a score included). Means and intervals are over the seeds "
+                      "that are left.",
+        "Length": "All are scored at the last step that every setting reaches, unless the number of steps is a setting "
+                  f"itself. A run that ends before {NEAR:.0%} of it counts as a lost seed.",
+        "Corrected p": f"Holm's correction over {count(tested, 'comparison')}; better or worse: p ≤ {ALPHA}. So the "
                        "chance of any wrong “better” or “worse” on this page is at most 5% if its assumptions hold.",
         "Interquartile mean": "Only from 10 runs on: mean of the middle half; interval by stratified bootstrap.",
-        "Curves": "Mean over the seeds that have the value; bands are 95% t intervals, absent for one "
-                  "seed; wide ones may leave the frame. "
+        "Curves": "Mean over the seeds that have the value; a line breaks where a run ends or drops out, as its mean "
+                  "would jump by who is left: from there on it is the mean of fewer. Bands are 95% t intervals, absent "
+                  "for one seed; wide ones may leave the frame. "
                   "A step that several attempts of a run wrote counts once, the last attempt's.",
         "Against tokens and time": "Runs end at one step but not at one token or second. Where they drop out within "
                   "the last 5% of the axis the curve ends, as its mean would jump by who is left.",

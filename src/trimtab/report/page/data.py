@@ -43,7 +43,7 @@ def data(v: View, curves: Curves) -> dict[str, Any]:
                  n[0] if len(set(n)) == 1 else n]  # fmt: skip
         drawn.setdefault(metric, {}).setdefault(axis.value, []).append(entry)
     return {
-        "settings": [visible(s.label) or "(all runs)" for s in v.settings],
+        "settings": [v.short[s.label] or "(all runs)" for s in v.settings],
         "markers": shapes,
         "metrics": [[key, visible(metric_of(key).heading)] for key in v.metrics if key in drawn],
         "axes": [[axis.value, title] for axis, title in AXES.items() if any(axis.value in by for by in drawn.values())],

@@ -144,6 +144,22 @@ all("[data-all]").forEach((button) => button.addEventListener("click", () => {
   shownOnly();
 }));
 
+// -- boxes wider than the screen say so ---------------------------------------------------------------------------
+
+function hints() {
+  for (const [box, hint] of boxes) hint.hidden = box.scrollWidth <= box.clientWidth + 1;
+}
+const boxes = all(".scroll").map((box) => {
+  const hint = document.createElement("p");
+  hint.className = "hint";
+  hint.textContent = "Wider than the screen: scroll sideways for more →";
+  hint.hidden = true;
+  box.before(hint);
+  return [box, hint];
+});
+const watch = new ResizeObserver(hints);
+boxes.forEach(([box]) => { watch.observe(box); [...box.children].forEach((child) => watch.observe(child)); });
+
 // -- the large figure ------------------------------------------------------------------------------------------------
 
 const place = byId("explorer");
@@ -173,19 +189,52 @@ function ticks(low, high, most) {
 
 function powers(low, high) {
   const found = [];
-  const every = Math.log10(high / low) <= 2 ? [1, 2, 5] : [1];
-  for (let d = Math.floor(Math.log10(low)); d <= Math.ceil(Math.log10(high)); d++)
+  const [bottom, top] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
+  const stride = Math.ceil((top - bottom) / 8) || 1;
+  const every = top - bottom <= 3 && Math.log10(high) - Math.log10(low) <= 2 ? [1, 2, 5] : [1];
+  for (let d = Math.floor(bottom / stride) * stride; d <= top; d += stride)
     for (const m of every) if (m * 10 ** d >= low && m * 10 ** d <= high) found.push(m * 10 ** d);
   return found;
 }
 
+const UNITS = [[1e12, 1e12, "T"], [1e9, 1e9, "G"], [1e6, 1e6, "M"], [1e4, 1e3, "k"]];
+const BEYOND = 1e15; // from here on powers of ten, as in text.py
+const minus = (text) => text.replaceAll("-", "−").replace("e+", "e");
+
 function number(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
-  for (const [unit, letter] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]])
-    if (size >= unit) return Number((value / (letter === "k" ? 1e3 : unit)).toPrecision(4)) + letter;
-  const text = size && size < 1e-4 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
-  return text.replace("-", "−");
+  if (size && (size < 1e-4 || size >= BEYOND)) return minus(value.toExponential(2));
+  const [, unit, letter] = UNITS.find(([from]) => size >= from) || [0, 1, ""];
+  return minus(Number((value / unit).toPrecision(4)) + letter);
+}
+
+// Marks of an axis: as many decimals as tell them apart, none twice.
+function aligned(marks) {
+  const top = Math.max(...marks.map(Math.abs), 0);
+  const powers = top && (top < 1e-4 || top >= BEYOND);
+  const [, unit, letter] = (!powers && UNITS.find(([from]) => top >= from)) || [0, 1, ""];
+  const step = Math.min(...marks.slice(1).map((mark, i) => mark - marks[i]), Infinity);
+  let made = [];
+  for (let decimals = 0; decimals < 17; decimals++) {
+    const bare = marks.map((mark) => (powers ? (mark ? mark.toExponential(decimals) : "0") : (mark / unit).toFixed(decimals)));
+    made = bare.map((text, i) => minus(text) + (marks[i] ? letter : ""));
+    const off = Math.max(...bare.map((text, i) => Math.abs(Number(text) * unit - marks[i])), 0);
+    if (new Set(made).size === made.length && off <= (step < Infinity ? 0.01 * step : 0.005 * top)) break;
+  }
+  return made;
+}
+
+const plain = (mark) => (mark >= 1e-4 && mark < 1e5 ? String(Number(mark.toPrecision(6))) : minus(mark.toExponential(0)));
+
+// As in svg.py: never so short that it shows rounding alone.
+function span(least, most) {
+  const [low, high] = [least, most].map((v) => Math.min(Math.max(v, -1e290), 1e290));
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  const spread = high - low;
+  const room = spread <= Math.max(1e-5 * size, 1e-290) ? (size > 1e-290 ? size / 10 : 0.5)
+    : Math.max(spread * 0.05, (1e-3 * size - spread) / 2);
+  return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
 }
 
 function scale(low, high, start, end, log) {
@@ -244,7 +293,7 @@ function draw() {
     .map((run) => [run.s, along(run, axis, run.m[metric][0]), run.m[metric][1]]).filter((run) => run[1]) : [];
   const name = DATA.metrics.find(([key]) => key === metric)[1];
   const narrow = innerWidth < 640;
-  const [width, height, left] = narrow ? [420, 330, 52] : [1000, 440, 64];
+  const [width, height] = narrow ? [420, 330] : [1000, 440];
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", tabindex: 0,
     "aria-label": `${name} against ${DATA.axes.find(([key]) => key === axis)[1]}, ${curves.length} settings. Arrow keys read off values.` });
   // The frame holds all means and runs; a band only but for its outermost 5%, as two seeds make it arbitrarily wide.
@@ -268,20 +317,23 @@ function draw() {
   const most = (list) => list.reduce((a, b) => Math.max(a, b));
   let [low, high] = [least(finite), most(finite)];
   if (log) [low, high] = [low / 1.15, high * 1.15];
-  else {
-    const room = (high - low) * 0.05 || Math.abs(high) * 0.1 || 0.5;
-    [low, high] = [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
-  }
+  else [low, high] = span(low, high);
   const [from, to] = [least(xs), most(xs)];
+  const tens = log ? powers(low, high) : [];
+  const marks = tens.length > 1 ? tens : ticks(low, high, 6);
+  const told = tens.length > 1 ? tens.map(plain) : aligned(marks);
+  const left = Math.max(narrow ? 52 : 64, 12 + 7.2 * Math.max(...told.map((text) => text.length)));
   const x = scale(from, to > from ? to : from + 1, left, width - 14, false);
   const y = scale(low, high, height - 46, 12, log);
-  for (const value of log ? powers(low, high) : ticks(low, high, 6)) {
+  for (const [i, value] of marks.entries()) {
     svg.append(make("line", { x1: left, x2: width - 14, y1: y(value), y2: y(value), class: "grid" }));
-    svg.append(make("text", { x: left - 8, y: y(value) + 4, class: "tick end" }, number(value)));
+    svg.append(make("text", { x: left - 8, y: y(value) + 4, class: "tick end" }, told[i]));
   }
-  for (const value of ticks(x.low, x.high, narrow ? 4 : 8)) {
+  const across = ticks(x.low, x.high, narrow ? 4 : 8);
+  const words = aligned(across);
+  for (const [i, value] of across.entries()) {
     svg.append(make("line", { x1: x(value), x2: x(value), y1: y.start, y2: y.start + 5, class: "axis" }));
-    svg.append(make("text", { x: x(value), y: y.start + 19, class: "tick mid" }, number(value)));
+    svg.append(make("text", { x: x(value), y: y.start + 19, class: "tick mid" }, words[i]));
   }
   svg.append(make("line", { x1: left, x2: width - 14, y1: y.start, y2: y.start, class: "axis" }));
   svg.append(make("text", { x: width - 14, y: height - 8, class: "tick end" }, DATA.axes.find(([key]) => key === axis)[1]));

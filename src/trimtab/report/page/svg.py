@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trimtab.report.model import Floats
-from trimtab.report.page.text import aligned, esc
+from trimtab.report.page.text import aligned, esc, plain
 
+CONSTANT, LEAST, HUGE = 1e-5, 1e-3, 1e290
+"""Shares of a value's size, for ``span``; and what lengths are cut to, as twice the largest float is infinite."""
 MARKERS = {
     "circle": "M-3.6,0a3.6,3.6 0 1,0 7.2,0a3.6,3.6 0 1,0 -7.2,0z",
     "square": "M-3.2,-3.2h6.4v6.4h-6.4z",
@@ -52,14 +54,15 @@ class Scale:
 
     def __call__(self, value: float) -> float:
         if self.log:
-            share = math.log(max(value, 1e-300) / self.low) / math.log(self.high / self.low)
+            share = (math.log(max(value, 1e-300)) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         else:
             share = (value - self.low) / (self.high - self.low)
         return self.start + share * (self.end - self.start)
 
     def ticks(self, most: int = 5) -> list[float]:
         """Round numbers within."""
-        return powers(self.low, self.high) if self.log else ticks(self.low, self.high, most)
+        found = powers(self.low, self.high) if self.log else []
+        return found if len(found) > 1 else ticks(self.low, self.high, most)
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
@@ -75,19 +78,28 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def powers(low: float, high: float) -> list[float]:
-    """1, 2, 5 times powers of ten from ``low`` to ``high``; powers alone where that would be many."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    every = (1, 2, 5) if math.log10(high / low) <= 2 else (1,)
+    """1, 2, 5 times powers of ten from ``low`` to ``high``; powers alone, or each nth, where that would be many."""
+    bottom, top = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    stride = math.ceil((top - bottom) / 8) or 1
+    decades = range(bottom - bottom % stride, top + 1, stride)
+    every = (1, 2, 5) if top - bottom <= 3 and math.log10(high) - math.log10(low) <= 2 else (1,)
     return [m * 10.0**d for d in decades for m in every if low <= m * 10.0**d <= high]
 
 
 def span(values: Iterable[float], room: float = 0.05, floor: float | None = None) -> tuple[float, float]:
-    """A range that holds the finite values with room around them; it never has length 0."""
-    finite = [v for v in values if math.isfinite(v)]
+    """A range that holds the finite values with room around them, never so short that it shows rounding alone.
+
+    Values within ``CONSTANT`` of their size count as constant: a tenth of it either way. Others have ``LEAST`` of it.
+    """
+    finite = [min(max(v, -HUGE), HUGE) for v in values if math.isfinite(v)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
-    extra = (high - low) * room or abs(high) * 0.1 or 0.5
-    low = low - extra
-    return (max(low, floor) if floor is not None and min(finite, default=0.0) >= floor else low), high + extra
+    size, spread = max(abs(low), abs(high)), high - low
+    if spread <= max(CONSTANT * size, 1 / HUGE):
+        extra = 0.1 * size if size > 1 / HUGE else 0.5
+    else:
+        extra = max(spread * room, (LEAST * size - spread) / 2)
+    below = low - extra
+    return (max(below, floor) if floor is not None and low >= floor else below), high + extra
 
 
 def marker(shape: str, x: float, y: float, class_: str, tip: str = "", size: float = 1.0) -> str:
@@ -146,5 +158,10 @@ def axes(x: Scale, y: Scale, name_x: str, most_x: int = 6, most_y: int = 5) -> s
     return "".join(made)
 
 
+def room(scale: Scale, least: float, most: int = 5) -> float:
+    """Width for the numbers left of a vertical scale."""
+    return max(least, 12 + 7.2 * max(map(len, _named(scale, scale.ticks(most))), default=0))
+
+
 def _named(scale: Scale, marks: Sequence[float]) -> list[str]:
-    return [f"{mark:.4g}" for mark in marks] if scale.log else aligned(marks)
+    return [plain(mark) for mark in marks] if scale.log and len(powers(scale.low, scale.high)) > 1 else aligned(marks)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trimtab.report.model import Interval, Row
 from trimtab.report.page.svg import Scale, marker, span, tag
-from trimtab.report.page.text import aligned, big, bounds, count, duration, esc, fixed, number, p_value, places
+from trimtab.report.page.text import aligned, big, bounds, count, duration, esc, fixed, number, p_value, places, visible
 from trimtab.report.page.verdict import SIGNS, WORDS
 from trimtab.report.page.view import View, metric_of, name, section
 
@@ -27,7 +27,7 @@ def table(v: View) -> str:
     rulers = Rulers(Scale(*span(scores), 8, WIDE - 8), Scale(*span(gaps), 8, WIDE - 8))
     others = [key for key in BESIDE if any(key in row.other for row in v.order)]
     heads = [
-        _head("Rank"), _head("Setting"), _head("Score of every seed, mean" + _ruler(rulers.score), raw=True),
+        _head("Rank"), _head("Setting", "setting"), _head("Score of every seed, mean" + _ruler(rulers.score), raw=True),
         _head("Paired difference to the baseline" + _ruler(rulers.gap), raw=True),
         *[_head(HEADS.get(key, metric_of(key).title), "num") for key in others], _head("Cost of a run", "num"),
     ]  # fmt: skip
@@ -81,7 +81,8 @@ def _row(v: View, row: Row, rulers: Rulers, others: list[str]) -> str:
     warning = "; ".join(part for part in row.warning.split("; ") if not part.startswith("injected mismatch"))
     cells = [
         _cell("Rank", "–" if row.rank is None else str(row.rank), "rank"),
-        tag("th", name(v, row.setting.label), tag("p", esc(warning), class_="warning") if warning else "",
+        tag("th", name(v, row.setting.label), _full(v, row.setting.label),
+            tag("p", esc(warning), class_="warning") if warning else "",
             scope="row", role="rowheader", class_="setting"),
         _cell("Score of every seed, mean", _ruler(rulers.score) + _strip(v, row, rulers.score)
               + _mean(row, _decimals(row.interval)), "drawn"),
@@ -94,6 +95,13 @@ def _row(v: View, row: Row, rulers: Rulers, others: list[str]) -> str:
         cells.append(_cell(HEADS.get(key, metric_of(key).title), text, "num"))
     cells.append(_cell("Cost of a run", cost(row.cost), "num"))
     return tag("tr", *cells, class_=v.class_of(row.setting.label), role="row")
+
+
+def _full(v: View, label: str) -> str:
+    """All of a name that is shortened, for who has no pointer to rest on it."""
+    if v.short[label] == visible(label):
+        return ""
+    return tag("details", tag("summary", "full name"), tag("bdi", esc(label)), class_="full")
 
 
 def _mean(row: Row, decimals: int) -> str:

@@ -7,10 +7,13 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 MINUS, DASH, THIN = "\u2212", "\u2013", "\u202f"
+BEYOND = 1e15
+"""From here on powers of ten: letters for thousands end with T."""
 
 # What would be invisible, change the order of what stands around it, or isn't text at all.
 UNSEEN = re.compile(
@@ -19,16 +22,24 @@ UNSEEN = re.compile(
 )
 
 
+CONTROLS = (
+    "NUL", "SOH", "STX", "ETX", "EOT", "ENQ", "ACK", "BEL", "BS", "HT", "LF", "VT", "FF", "CR", "SO", "SI", "DLE",
+    "DC1", "DC2", "DC3", "DC4", "NAK", "SYN", "ETB", "CAN", "EM", "SUB", "ESC", "FS", "GS", "RS", "US",
+)  # fmt: skip
+
+
 def visible(value: object) -> str:
-    """Text in which controls show: NUL as ␀, an escape as ␛, a bidi override as ⟨U+202E⟩, a lone surrogate likewise."""
+    """Text in which controls show: an escape as ⟨ESC⟩, a bidi override as ⟨U+202E⟩, a lone surrogate likewise.
+
+    Spelled out, as few fonts have the pictures of U+2400 on, and a box says nothing.
+    """
     return UNSEEN.sub(_picture, str(value))
 
 
 def _picture(found: re.Match[str]) -> str:
     code = ord(found.group())
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "\u2421" if code == 0x7F else f"\u27e8U+{code:04X}\u27e9"
+    told = CONTROLS[code] if code < 0x20 else "DEL" if code == 0x7F else f"U+{code:04X}"
+    return f"\u27e8{told}\u27e9"
 
 
 def esc(value: object) -> str:
@@ -60,6 +71,20 @@ def short(text: str, most: int) -> str:
         return text
     head = (most - 1) * 2 // 3
     return text[:head] + "…" + text[len(text) - (most - 1 - head) :]
+
+
+def shorts(texts: Sequence[str], most: int) -> dict[str, str]:
+    """Each text shortened; what would be alike then is numbered."""
+    made: dict[str, str] = {}
+    for text in dict.fromkeys(texts):
+        made[text] = short(text, most)
+    alike = Counter(made.values())
+    seen = Counter[str]()
+    for text, shortened in made.items():
+        if alike[shortened] > 1:
+            seen[shortened] += 1
+            made[text] = f"{shortened} #{seen[shortened]}"
+    return made
 
 
 # -- numbers ---------------------------------------------------------------------------------------------------------
@@ -112,6 +137,8 @@ def big(value: float) -> str:
     """``1.24 M``."""
     if not math.isfinite(value):
         return number(value)
+    if abs(value) >= BEYOND:
+        return number(value)
     for size, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{number(value / size)}{THIN}{name}"
@@ -137,15 +164,45 @@ def count(n: int, one: str, many: str = "") -> str:
 
 
 def aligned(ticks: Sequence[float]) -> list[str]:
-    """Ticks with as many decimals as their distance needs; thousands as 2k, millions as 1.5M."""
-    if len(ticks) < 2:
-        return [number(tick) for tick in ticks]
-    top = max(map(abs, ticks))
-    size, unit = next(((s, u) for s, u in ((1e9, "G"), (1e6, "M"), (1e4, "k")) if top >= s), (1.0, ""))
-    size = 1e3 if unit == "k" else size
-    gaps = [(b - a) / size for a, b in pairwise(ticks)]
-    step = min(gaps)
-    decimals = next((d for d in range(7) if abs(round(step, d) - step) < 1e-6 * abs(step)), 6)
-    if top and top < 1e-4:
-        return [f"{tick:.4g}".replace("-", MINUS) for tick in ticks]
-    return [fixed(tick / size, decimals) + (unit if tick else "") for tick in ticks]
+    """Ticks with as many decimals as tell them apart; 20k, 1.5M; 2e101 and 5e−7 beyond. No two are the same."""
+    top = max(map(abs, ticks), default=0.0)
+    if top and not 1e-4 <= top < BEYOND:
+        return _apart(ticks, lambda tick, decimals: power(tick, decimals))
+    size, unit = next(((s, u) for b, s, u in UNITS if top >= b), (1.0, ""))
+    return _apart(ticks, lambda tick, decimals: fixed(tick / size, decimals) + (unit if tick else ""))
+
+
+UNITS = ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
+
+
+def _apart(ticks: Sequence[float], told: Callable[[float, int], str]) -> list[str]:
+    """The fewest decimals with which evenly set ticks read as evenly set, and as different."""
+    step = min((b - a for a, b in pairwise(ticks)), default=0.0)
+    made: list[str] = []
+    for decimals in range(17):
+        made = [told(tick, decimals) for tick in ticks]
+        off = max((abs(_read(text) - tick) for text, tick in zip(made, ticks, strict=True)), default=0.0)
+        if len(set(made)) == len(made) and off <= (
+            0.01 * step if step > 0 else 0.005 * max(map(abs, ticks), default=0)
+        ):
+            break
+    return made
+
+
+def _read(text: str) -> float:
+    """Back to a number."""
+    size = next((size for _, size, unit in UNITS if text.endswith(unit)), 1.0)
+    return float(text.rstrip("kMGT").replace(MINUS, "-")) * size
+
+
+def power(value: float, decimals: int = 0) -> str:
+    """``2.5e101``: never a plus or zeros before the exponent."""
+    if value == 0:
+        return "0"
+    mantissa, _, exponent = f"{value:.{decimals}e}".partition("e")
+    return f"{mantissa}e{int(exponent)}".replace("-", MINUS)
+
+
+def plain(value: float) -> str:
+    """A mark of a log scale: ``0.05``, ``200``, ``1e6``."""
+    return f"{value:g}".replace("-", MINUS) if 1e-4 <= abs(value) < 1e5 else power(value)

@@ -22,25 +22,42 @@ def compared(v: View) -> list[Row]:
 
 
 def headline(v: View) -> str:
-    """One sentence over all comparisons, as HTML."""
+    """One sentence over all comparisons, as HTML, with the seeds that it lacks."""
     rows, base = compared(v), esc(short(v.comparison.baseline, 80))
     by = {verdict: [row for row in rows if row.difference.verdict is verdict] for verdict in Verdict}
     if not v.order:
         return "No run has metrics: there is nothing to compare"
     if not rows:
-        return "One setting only: there is nothing to compare it with"
+        return "One setting only: there is nothing to compare it with" + _lost(v, v.order)
     if v.base is None:
-        return "No baseline among these runs, so nothing was tested"
+        return "No baseline among these runs, so nothing was tested" + _lost(v, rows)
     best = by[Verdict.better]
     if len(best) == 1:
-        return f"<bdi>{esc(short(best[0].setting.label, 80))}</bdi> is better than <bdi>{base}</bdi>"
+        return f"<bdi>{esc(short(best[0].setting.label, 80))}</bdi> is better than <bdi>{base}</bdi>" + _lost(v, best)
     if best:
-        return f"{len(best)} of {count(len(rows), 'setting')} are better than <bdi>{base}</bdi>"
+        return f"{len(best)} of {count(len(rows), 'setting')} are better than <bdi>{base}</bdi>" + _lost(v, best)
     if len(by[Verdict.worse]) == len(rows):
-        return f"<bdi>{base}</bdi> is better than {'all ' if len(rows) > 1 else ''}{count(len(rows), 'other setting')}"
+        others = f"{'all ' if len(rows) > 1 else ''}{count(len(rows), 'other setting')}"
+        return f"<bdi>{base}</bdi> is better than {others}" + _lost(v, rows)
     if by[Verdict.untested] and not by[Verdict.undecided] and not by[Verdict.worse]:
-        return f"Too few seeds to test anything against <bdi>{base}</bdi>"
-    return f"Undecided: no setting is shown to be better than <bdi>{base}</bdi>"
+        return f"Too few seeds to test anything against <bdi>{base}</bdi>" + _lost(v, rows)
+    return f"Undecided: no setting is shown to be better than <bdi>{base}</bdi>" + _lost(v, rows)
+
+
+def _lost(v: View, rows: Sequence[Row]) -> str:
+    """`` (3 of its 6 seeds failed)`` of the one setting spoken of; else by name, or how many settings lack seeds."""
+    base = [v.base] if v.base is not None and all(row is not v.base for row in rows) else []
+    found = [row for row in (*rows, *base) if row.lost]
+    if not found:
+        return ""
+    if len(found) > 2:
+        return f" ({len(found)} settings lack seeds)"
+    parts = [
+        esc(row.lost) if len(rows) == 1 and row is rows[0] else f"<bdi>{esc(short(row.setting.label, 60))}</bdi>: "
+        f"{esc(row.lost)}"
+        for row in found
+    ]  # fmt: skip
+    return f" ({'; '.join(parts)})"
 
 
 def standing(v: View) -> str:
@@ -48,32 +65,35 @@ def standing(v: View) -> str:
     c = v.comparison
     runs = sum(len(row.setting.runs) for row in v.order)
     seeds = len({run.seed for run in v.runs if run.seed is not None})
+    at = "" if c.at is None else f", at step {c.at}, the last that every setting reaches"
     return (
         f"{count(len(v.order), 'setting')}, {count(runs, 'run')}, {count(seeds, 'seed')}. Score: mean of the last "
-        f"{count(c.last, 'value')} of <code>{esc(c.metric)}</code>. Baseline: <bdi>{esc(c.baseline or 'none')}</bdi>."
+        f"{count(c.last, 'value')} of <code>{esc(c.metric)}</code>{at}. "
+        f"Baseline: <bdi>{esc(c.baseline or 'none')}</bdi>."
     )
 
 
 def sentence(v: View, row: Row) -> str:
-    """One comparison, as HTML: verdict, size, interval, pairs, p value."""
+    """One comparison, as HTML: verdict, size, interval, pairs, p value, and the seeds that it lacks."""
     difference = row.difference
+    lost = f"; {esc(difference.claim)}" if difference.claim else ""
     interval, base = difference.interval, f"<bdi>{esc(v.comparison.baseline)}</bdi>"
     if difference.verdict is Verdict.untested:
         why = interval.why or "fewer than two seeds in common with the baseline"
-        return f"{name(v, row.setting.label)} was not tested against {base}: {esc(why)}."
+        return f"{name(v, row.setting.label)} was not tested against {base}: {esc(why)}{lost}."
     decimals = places([interval.mean, interval.low or 0.0, interval.high or 0.0])
     size = fixed(interval.mean, decimals, sign=True)
     across = bounds(interval.low, interval.high, decimals, sign=True)
     surely = f"95% interval {across}, {count(interval.n, 'pair')} of seeds, {p_value(difference.p_corrected)} corrected"
     match difference.verdict:
         case Verdict.better:
-            return f"{name(v, row.setting.label)} is <strong>better</strong> than {base} by {size} ({surely})."
+            return f"{name(v, row.setting.label)} is <strong>better</strong> than {base} by {size} ({surely}){lost}."
         case Verdict.worse:
-            return f"{name(v, row.setting.label)} is <strong>worse</strong> than {base} by {size} ({surely})."
+            return f"{name(v, row.setting.label)} is <strong>worse</strong> than {base} by {size} ({surely}){lost}."
         case Verdict.undecided:
             return (
                 f"{name(v, row.setting.label)} against {base} is <strong>undecided</strong>: {size} ({surely}); "
-                f"{_why(row)}."
+                f"{_why(row)}{lost}."
             )
 
 
@@ -83,7 +103,10 @@ def _why(row: Row) -> str:
         return esc(interval.why or "too few seeds for an interval")
     if interval.low <= 0.0 <= interval.high:
         return "the interval holds 0"
-    return f"the interval alone leaves out 0 (p = {number(row.difference.p)}), but not after the correction"
+    without = f"the interval alone leaves out 0 (p = {number(row.difference.p)})"
+    if row.difference.claim and row.difference.p != row.difference.p_lost:
+        return f"{without}, but it is over the seeds that are left"
+    return f"{without}, but not after the correction"
 
 
 def verdicts(v: View) -> str:

@@ -12,7 +12,7 @@ from trimtab.report.colours import Look, looks
 from trimtab.report.curves import Axis, Curve
 from trimtab.report.model import Comparison, Row, Run, Setting
 from trimtab.report.page.svg import MARKERS, tag
-from trimtab.report.page.text import esc
+from trimtab.report.page.text import esc, shorts, visible
 from trimtab.report.score import tail_mean
 
 SHOWN = 8
@@ -62,6 +62,8 @@ SMALL = ("train/mis_ess", "train/mis_kept_token_fraction", "train/clip_fraction_
 MISMATCH = "train/mis_k3_kl"
 AXES = {Axis.step: "step", Axis.tokens: "response tokens", Axis.wall: "wall time, s"}
 MOST_METRICS = 16
+MOST_NAME = 72
+"""Characters of a setting's name where it stands among others; all of it is in its title, and in the table."""
 
 
 def metric_of(key: str) -> Metric:
@@ -71,7 +73,10 @@ def metric_of(key: str) -> Metric:
 
 @dataclass(frozen=True)
 class View:
-    """``order``: the rows as the table has them, best first; ``index``: a setting's number, its colour's class too."""
+    """``order``: the rows as the table has them, best first; ``index``: a setting's number, its colour's class too.
+
+    ``short``: names that fit beside others, all different.
+    """
 
     comparison: Comparison
     runs: tuple[Run, ...]
@@ -79,6 +84,7 @@ class View:
     index: Mapping[str, int]
     looks: Mapping[str, Look]
     metrics: tuple[str, ...]
+    short: Mapping[str, str]
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -115,6 +121,7 @@ def view(comparison: Comparison, runs: Sequence[Run]) -> View:
         index={label: i for i, label in enumerate(labels)},
         looks=looks([row.setting.label for row in comparison.rows]),
         metrics=metrics,
+        short=shorts(labels, MOST_NAME),
     )
 
 
@@ -167,7 +174,9 @@ def name(v: View, label: str, badge: bool = True) -> str:
     marks = tag("span", "baseline", class_="badge") if label == v.comparison.baseline else ""
     if injected(setting) and not everywhere(v):
         marks += tag("span", "injected: " + esc(injected(setting)), class_="badge injected")
-    return swatch(v, label) + tag("bdi", esc(label or "(all runs)"), class_="name") + (marks if badge else "")
+    full = label if v.short[label] != visible(label) else None
+    text = tag("bdi", esc(v.short[label] or "(all runs)"), class_="name", title=full)
+    return swatch(v, label) + text + (marks if badge else "")
 
 
 def section(id_: str, title: str, *body: str, lead: str = "") -> str:

@@ -13,7 +13,7 @@ from trimtab.report.model import Run
 from trimtab.report.sources.folder import load_folder
 from trimtab.report.sources.offline import load_offline
 from trimtab.report.sources.project import SCHEME, load_project
-from trimtab.report.sources.sweep import MARKS, Found, missing, search
+from trimtab.report.sources.sweep import CONFIG, MARKS, Found, missing, search
 
 Progress = Callable[[int, int, str], None]
 
@@ -70,7 +70,7 @@ def _look(paths: Sequence[str]) -> Found:
             here = search(path)
         elif path.is_file() and path.suffix == ".wandb":
             here = Found(offline=[path])
-        elif path.is_file() and path.name in MARKS:
+        elif path.is_file() and path.name in (*MARKS, CONFIG):
             here = Found(folders=[path.parent])
         elif path.exists():
             raise DataError(f"{given} is no run; give a run's folder, a sweep's folder, or a .wandb file")

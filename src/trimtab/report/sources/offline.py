@@ -48,7 +48,7 @@ def load_offline(paths: Sequence[Path]) -> list[Run]:
 
 def chunks(data: bytes) -> Iterator[tuple[int, bytes]]:
     """(type, content) of each chunk. Raises ValueError at the first one that was not written whole."""
-    position = HEADER
+    position, empty = HEADER, False
     while position < len(data):
         left = BLOCK - position % BLOCK
         if left < CHUNK.size:
@@ -59,7 +59,9 @@ def chunks(data: bytes) -> Iterator[tuple[int, bytes]]:
         crc, length, kind = CHUNK.unpack_from(data, position)
         if crc == length == kind == 0:
             position += left  # a block's rest that was set aside and never written
+            empty = True
             continue
+        empty = False
         content = data[position + CHUNK.size : position + CHUNK.size + length]
         if len(content) != length:
             raise ValueError("its last record was not written whole")
@@ -67,10 +69,14 @@ def chunks(data: bytes) -> Iterator[tuple[int, bytes]]:
             raise ValueError(f"damaged at byte {position}: what follows was not read")
         yield kind, content
         position += CHUNK.size + length
+    if empty:
+        raise ValueError("it ends in zeros: its last records were not written")
 
 
 def records(data: bytes) -> Iterator[bytes]:
     """Whole records. Raises ValueError as ``chunks`` does."""
+    if not data:
+        raise ValueError("it is empty: nothing of it was written")
     if not data.startswith(MAGIC):
         raise ValueError("it is not a file of W&B")
     parts: list[bytes] = []
@@ -80,6 +86,9 @@ def records(data: bytes) -> Iterator[bytes]:
         parts.append(content)
         if kind in (FULL, LAST):
             yield b"".join(parts)
+            parts = []
+    if parts:
+        raise ValueError("its last record was not written whole")
 
 
 def read_fragment(path: Path) -> Fragment:
@@ -126,7 +135,9 @@ def _configure(config: dict[str, Any], record: Any) -> None:
         *above, last = list(item.nested_key) or [item.key]
         place = config
         for key in above:
-            place = place.setdefault(key, {})
+            if not isinstance(place.get(key), dict):
+                place[key] = {}
+            place = place[key]
         place[last] = json.loads(item.value_json)
     for item in record.remove:
         config.pop(item.key, None)

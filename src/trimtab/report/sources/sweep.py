@@ -16,6 +16,7 @@ from trimtab.report.sources.rows import injected_of, planned_of, seed_of
 
 MANIFEST = "sweep.json"
 MARKS = ("metrics.jsonl", "status.json")  # a folder that holds one of them is a run's
+CONFIG = "config.yaml"  # one that holds this alone is that of a run that logged nothing, unless there are runs below
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Found:
 
 def search(below: Path) -> Found:
     """Walk through ``below``, in order of names with numbers as numbers; run folders are not entered."""
-    found = Found()
+    found, bare = Found(), list[Path]()
     for place, folders, files in os.walk(below):
         found.looked += 1
         here = Path(place)
@@ -40,9 +41,29 @@ def search(below: Path) -> Found:
             found.folders.append(here)
             folders.clear()  # its W&B files hold the same run again
             continue
+        if CONFIG in files and _is_run(here / CONFIG):
+            bare.append(here)
+            found.folders.append(here)
         found.offline += [here / name for name in sorted(files) if name.endswith(".wandb")]
         folders.sort(key=natural)
+    places = [*found.folders, *found.offline, *found.manifests]
+    not_runs = {here for here in bare if any(place != here and here in place.parents for place in places)}
+    found.folders = [folder for folder in found.folders if folder not in not_runs]
     return found
+
+
+def _is_run(config: Path) -> bool:
+    """Whether a config.yaml alone is that of a run: as a run writes it, with its seed or folder and without defaults.
+
+    Hydra's and W&B's own copies lie in folders that are none.
+    """
+    if config.parent.name.startswith(".") or config.parent.name == "files":
+        return False
+    try:
+        keys = {line.partition(":")[0] for line in config.read_text(errors="replace").splitlines()}
+    except OSError:
+        return False
+    return bool(keys & {"seed", "run_dir"}) and not keys & {"defaults", "hydra"}
 
 
 def natural(name: str) -> tuple[int, int, str]:

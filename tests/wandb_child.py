@@ -17,7 +17,7 @@ HEAD = """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
     FINISH = 30.0
     def started(run_id, folder, **spec):
-        tracker = WandbTracker(TrackerSpec(**spec), FINISH)
+        tracker = WandbTracker(TrackerSpec(**{"finish_seconds": FINISH, **spec}))
         tracker.start({"seed": 1}, run_id, "name-" + run_id, Path(folder))
         return tracker
     def helper():

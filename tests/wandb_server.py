@@ -83,6 +83,7 @@ class WandbServer:
         self.asked: list[str] = []
         self.unknown: list[str] = []
         self.fail: dict[str, list[int]] = {}
+        self.lag = 0  # rows at the end that are there and can't be read back yet
         self._lock = threading.RLock()
         self._http = Quiet(("127.0.0.1", 0), handler_for(self))
         self._http.daemon_threads = True
@@ -243,16 +244,21 @@ class WandbServer:
         run = self.runs[given["project"], given["name"]]
         return {"project": {"run": {"historyKeys": self._node(run)["historyKeys"]}}}
 
+    def readable(self, name: str) -> list[Any]:
+        rows = self.rows(name)
+        return rows[: len(rows) - self.lag]
+
     def live_history(self, given: Reply) -> Reply:
-        return {"project": {"run": {"parquetHistory": {"parquetUrls": [], "liveData": self.rows(given["runName"])}}}}
+        live = self.readable(given["runName"])
+        return {"project": {"run": {"parquetHistory": {"parquetUrls": [], "liveData": live}}}}
 
     def sampled_history(self, given: Reply) -> Reply:
         keys = json.loads(given["spec"]).get("keys") or []
-        rows = [row for row in self.rows(given["run"]) if all(key in row for key in keys)]
+        rows = [row for row in self.readable(given["run"]) if all(key in row for key in keys)]
         return {"project": {"run": {"sampledHistory": [rows]}}}
 
     def history_page(self, given: Reply) -> Reply:
-        rows = [row for row in self.rows(given["run"]) if given["minStep"] <= row["_step"] < given["maxStep"]]
+        rows = [row for row in self.readable(given["run"]) if given["minStep"] <= row["_step"] < given["maxStep"]]
         return {"project": {"run": {"history": [json.dumps(row) for row in rows]}}}
 
     # -- operations: reports -----------------------------------------------------------------------------------------

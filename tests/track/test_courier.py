@@ -33,3 +33,16 @@ def test_an_end_in_time_is_told() -> None:
     courier.put(lambda: hang.wait(30) and None)
     assert not courier.close(0.05)
     hang.set()
+    assert courier.join(10.0) and not courier.busy
+
+
+def test_an_abandoned_one_makes_one_last_call_and_ends_however_many_wait() -> None:
+    hang, made = threading.Event(), []
+    courier = Courier("courier-test", 3)
+    courier.put(lambda: hang.wait(30) and None)
+    while courier.put(lambda: made.append("waiting")):
+        pass
+    courier.abandon(lambda: made.append("last"))
+    assert courier.busy
+    hang.set()
+    assert courier.join(10.0) and made == ["last"]

@@ -61,6 +61,7 @@ def test_a_run_of_a_sweep_is_named_by_what_is_swept_over(tmp_path: Path) -> None
     ("overrides", "name"),
     [
         (["algo=bypass", "+mis.tis_upper_bound=3", "seed=2"], "algo=bypass mis.tis_upper_bound=3 seed=2"),
+        (["task.path=a\\:B"], "task.path=a:B"),
         (["tracker=wandb", "tracker.group=g", "run_dir=/x", "resume=auto", "hydra.sweep.dir=y"], "algo-s0"),
         ([], "algo-s0"),
         ("not a list", "algo-s0"),

@@ -89,6 +89,14 @@ def test_a_killed_run_loses_no_more_than_a_second(tmp_path: Path) -> None:
     assert kept == [[step, 1.0] for step in range(10)]
 
 
+@pytest.mark.slow
+def test_start_and_end_say_where_the_run_is_and_how_to_open_it(tmp_path: Path) -> None:
+    done = child('logging.getLogger("trimtab").setLevel("INFO")\nattempt("a", range(2), 1.0)', tmp_path)
+    start, end = (line for line in done.stderr.splitlines() if line.startswith("INFO trimtab.track.trackio"))
+    assert f"of project p in {tmp_path / 'db'}" in start
+    assert start.endswith("trackio show --project p") and end.endswith("trackio show --project p")
+
+
 @pytest.mark.parametrize("name", ["TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"])
 def test_what_would_send_it_elsewhere_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "x/y")

@@ -132,6 +132,7 @@ class TrackerSpec:
     entity: Optional[str] = opt(None, "W&B entity")
     group: Optional[str] = opt(None, "W&B, trackio: group; empty: the sweep's name")
     tags: List[str] = opt([], "W&B, trackio: tags")
+    finish_seconds: float = opt(5.0, "W&B: how long a run's end waits for the last rows to be uploaded")
 
 
 @dataclass(frozen=True)

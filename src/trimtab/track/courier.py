@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 Call = Callable[[], None]
@@ -30,10 +32,28 @@ class Courier:
         return True
 
     def close(self, timeout: float) -> bool:
-        """Whether every call was made within ``timeout`` seconds; none is taken after this."""
+        """Whether every call was made within ``timeout`` seconds; none is made that is put after this."""
+        end = time.monotonic() + timeout
         try:
-            self._calls.put_nowait(None)
+            self._calls.put(None, timeout=timeout)
         except queue.Full:
             return False
+        return self.join(max(end - time.monotonic(), 0.0))
+
+    def join(self, timeout: float) -> bool:
+        """Whether it came to its end within ``timeout`` seconds."""
         self._thread.join(timeout)
-        return not self._thread.is_alive()
+        return not self.busy
+
+    def abandon(self, last: Call) -> None:
+        """Let the call that is under way be the last but ``last``; whoever puts calls must be who asks for this."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._calls.get_nowait()
+        self._calls.put_nowait(last)
+        self._calls.put_nowait(None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call may still be under way, or come."""
+        return self._thread.is_alive()

@@ -72,15 +72,20 @@ def shared_overrides(sweep: Path | None) -> set[str]:
     return {*map(str, typed or ()), *(f"{key}={value}" for key, value in (params or {}).items())}
 
 
+def unescaped(override: str) -> str:
+    """Without the backslashes that a sweep's launcher writes before ``:`` and others."""
+    return override.replace("\\", "")
+
+
 def name_of(run_dir: Path, otherwise: str) -> str:
     """The overrides that a person gave, less those that say only where and how and those that all of a sweep share.
 
     ``otherwise`` when none is left.
     """
     given = read_yaml(run_dir / "overrides.yaml")
-    texts = [str(item) for item in given] if isinstance(given, list) else []
+    texts = [unescaped(str(item)) for item in given] if isinstance(given, list) else []
     told = [text for text in texts if text.lstrip("+").split("=")[0].split(".")[0] not in UNTOLD]
-    shared = shared_overrides(sweep_folder(run_dir))
+    shared = set(map(unescaped, shared_overrides(sweep_folder(run_dir))))
     own = [text for text in told if text not in shared] or told
     return " ".join(text.lstrip("+") for text in own) or otherwise
 

@@ -22,7 +22,7 @@ from trimtab.errors import ConfigError, DataError, TrimtabError
 from trimtab.track.flat import flat_config
 from trimtab.track.identity import Identity, identify, read_object, recall, remember
 from trimtab.track.jsonl import FILE, read_metrics
-from trimtab.track.wandb import CLIENT_ERRORS, STEP, close_run, has_key, open_run, reset_client, short
+from trimtab.track.wandb import CLIENT_ERRORS, close_run, has_key, open_run, reset_client, row_of, short, steps_of
 
 FINISH_SECONDS = 300.0
 ENDS: Mapping[str, frozenset[str]] = {
@@ -92,11 +92,6 @@ def read_run(folder: Path, *, project: str | None, entity: str | None, killed: b
     )
 
 
-def row_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of metrics.jsonl as the tracker would have sent it."""
-    return {STEP: record["step"], **{key: v for key, v in record.items() if key not in ("step", "nonfinite")}}
-
-
 class Uploader:
     """Replays runs to the server that the environment names. ConfigError without a key that it takes."""
 
@@ -129,8 +124,7 @@ class Uploader:
             if "could not find" in str(error).lower() or "not found" in str(error).lower():
                 return set(), None, ""
             raise
-        rows = run.scan_history(keys=[STEP], page_size=10_000)
-        return {int(row[STEP]) for row in rows if row.get(STEP) is not None}, str(run.state), str(run.url)
+        return set(steps_of(run)), str(run.state), str(run.url)
 
     def _upload(self, replay: Replay, progress: Progress) -> Uploaded:
         entity = replay.entity or self._entity
@@ -161,5 +155,5 @@ class Uploader:
                 run.log(row_of(record))
                 progress(before + i + 1)
             url = str(run.url)
-            close_run(run, replay.state, replay.summary)
+            close_run(run, replay.state, {**row_of(replay.rows[-1]), **replay.summary})
         return url

@@ -11,6 +11,7 @@ import contextlib
 import io
 import logging
 import os
+import shlex
 import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ from trimtab.track.identity import identify
 try:
     import trackio
     from trackio import run as trackio_run
+    from trackio.utils import TRACKIO_DIR as FOLDER
 except ImportError as error:
     raise ConfigError(f"tracker=trackio cannot load it ({error}): pip install 'trackio>=0.43,<0.44'") from error
 
@@ -82,6 +84,7 @@ class TrackioTracker:
                     auto_log_cpu=False,
                 )
             self._last = int(self._run._next_step) - 1
+            log.info("trackio run %s of project %s in %s; %s", self._run.name, self._run.project, FOLDER, self._open())
         except ERRORS as error:
             self._fail(error)
 
@@ -101,8 +104,12 @@ class TrackioTracker:
             with quietly(self._said):
                 trackio.finish()
             self._run = None
+            log.info("trackio has the run; %s", self._open())
         except ERRORS as error:
             self._fail(error)
+
+    def _open(self) -> str:
+        return f"to see it: trackio show --project {shlex.quote(self._spec.project)}"
 
     def _fail(self, error: BaseException) -> None:
         self._run = None

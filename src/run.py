@@ -6,8 +6,6 @@ import os
 import sys
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from trimtab import config
@@ -21,6 +19,7 @@ def job(composed: DictConfig) -> float | None:
     """One run: rules first, torch only when they hold; returns the objective for optimising sweepers."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads slow a busy machine tenfold
     try:
+        config.refuse_launcher(composed)
         spec = config.with_run_dir(config.prepare(composed, config.job_overrides()))
         for line in config.notes(config.to_spec(composed), spec, config.job_overrides()):
             print(f"note: {line}", file=sys.stderr)
@@ -30,7 +29,7 @@ def job(composed: DictConfig) -> float | None:
     except Preempted as stop:
         raise SystemExit(PREEMPTED) from stop
     except TrimtabError as error:
-        if FULL or HydraConfig.get().mode is RunMode.MULTIRUN:
+        if FULL or config.in_sweep():
             raise  # the sweep's other runs go on; main reports the first failure in the end
         raise SystemExit(report(error)) from error
 
@@ -47,6 +46,7 @@ def main() -> None:
     if {"-h", "--help"} & set(sys.argv[1:]):
         return print(config.help_text())
     config.register()
+    sys.argv[1:] = config.spelled(sys.argv[1:])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, instead of printing in its own way
     try:
         hydra.main(version_base="1.3", config_path=str(config.CONF), config_name="config")(job)()

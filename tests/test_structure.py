@@ -44,15 +44,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "task": DATA | {"task"},
     "track": DATA | {"track"},
     "train": DATA | MATHS | {"train"},
+    "hydra_plugins": {"launch"},  # Hydra finds plugins in a package of this name only
     **{name: DATA | PARTS | TOP | MATHS | {"recording", "train", "truth"} for name in TOP},
 }
-KNOWS_CONFIG = {"config", "build", "experiment", "summary", "run", "cli", "truth", "replay"}
+KNOWS_CONFIG = {"config", "build", "experiment", "summary", "run", "cli", "truth", "replay", "launch"}
 HYDRA = {"hydra", "omegaconf"}
 
 # Third parties and the only places that import them; torch and numpy are free but for ``WITHOUT_TORCH``.
 THIRD_PARTIES = {
-    "hydra": {"config", "run"},
-    "omegaconf": {"config", "run", "cli"},
+    "hydra": {"config", "run", "launch/plugin"},
+    "omegaconf": {"config", "run", "cli", "launch/plugin"},
+    "submitit": {"launch/slurm"},
     "yaml": {"config", "experiment", "cli", "report/sources/folder", "track/identity", "track/sync"},
     "pyarrow": {"recording", "report/sources/lines"},
     "safetensors": {"train/checkpoint", "policy"},
@@ -81,6 +83,7 @@ WITHOUT_TORCH = {
     "provenance",
     "cli",
     "doctor",
+    "launch",
     "task",
     "track",
     "recording",

@@ -28,7 +28,7 @@ Commands beside training. Training itself is  python -m run [overrides]  (python
   trimtab replay           what other corrections would have made of a recorded run
   trimtab compare          which setting of a sweep is better, by how much and how surely: a page and tables
   trimtab report           a sweep as a report in W&B
-  trimtab sweep sync       upload a sweep's runs to W&B from another machine
+  trimtab sweep            status, watch, logs, cancel, resume, collect, sync: a sweep as a whole
   trimtab COMMAND --help   what a command does, its options and exit codes
 """
 DOCTOR = """\

@@ -19,7 +19,7 @@ from trimtab import build
 from trimtab.config import config_hash, read_yaml, to_dict, to_yaml
 from trimtab.errors import CheckpointError, ConfigError
 from trimtab.files import write_text
-from trimtab.folder import RunFolder, end_state, full_disk_explained
+from trimtab.folder import RunFolder, end_state, full_disk_explained, launched
 from trimtab.protocol import Tracker
 from trimtab.provenance import provenance
 from trimtab.spec import Engine, RunSpec, Schedule
@@ -93,9 +93,17 @@ def set_up_torch(spec: RunSpec) -> None:
     seed_everything(spec.seed)
 
 
-def execute(spec: RunSpec, folder: RunFolder, tracker: Tracker, stack: ExitStack) -> None:
+def preload(specs: Sequence[RunSpec]) -> None:
+    """Import what the runs will need, for a launcher that forks them; nothing that starts threads or opens a device."""
+    eager = {spec.rollout.enforce_eager for spec in specs if spec.rollout.engine is Engine.vllm}
+    if len(eager) == 1:  # the switch is one of the whole process: runs that differ in it import vLLM themselves
+        from trimtab.rollout import vllm_process
+
+        vllm_process.preload(*eager)
+
+
+def execute(spec: RunSpec, folder: RunFolder, tracker: Tracker, stack: ExitStack, stop: StopSignal) -> None:
     """Build, restore and train; everything opened is registered in ``stack``."""
-    stop = stack.enter_context(StopSignal())  # a signal that comes during the set-up is obeyed after it
     set_up_torch(spec)
     parts = build.make_parts(spec, folder, tracker, stack)
     loop = Loop(parts, spec, folder.path, resume_hash(spec))
@@ -104,7 +112,8 @@ def execute(spec: RunSpec, folder: RunFolder, tracker: Tracker, stack: ExitStack
         loop.restore(snapshot)
         log.info("resumed from step %d", snapshot.step)
     rewind(folder, loop.state.step if snapshot is not None else -1)
-    folder.write_json(folder.environment, provenance() | {"rollout": parts.rollout.describe()})
+    code = launched().get("code", {})  # a launcher's copy has no git
+    folder.write_json(folder.environment, provenance() | code | {"rollout": parts.rollout.describe()})
     tracker.start(to_dict(spec), config_hash(spec), f"{spec.algo.name.name}-s{spec.seed}", folder.path)
     folder.report("running", step=loop.state.step)
     loop(stop)
@@ -116,7 +125,8 @@ def run(spec: RunSpec, overrides: Sequence[str] = ()) -> float | None:
     summary: dict[str, Any] = {}
     claim = RunFolder(Path(spec.run_dir), spec.resume)
     refuse_harm(spec, claim)
-    with full_disk_explained(claim.path), claim as folder, ExitStack() as stack:
+    # A signal that comes during the set-up is obeyed after it, one that comes at the end doesn't break it.
+    with StopSignal() as stop, full_disk_explained(claim.path), claim as folder, ExitStack() as stack:
         write_text(folder.config, to_yaml(spec))
         write_text(folder.overrides, yaml.safe_dump(list(overrides), allow_unicode=True))
         tracker = build.make_tracker(spec, folder)
@@ -128,6 +138,6 @@ def run(spec: RunSpec, overrides: Sequence[str] = ()) -> float | None:
             folder.write_json(folder.summary, summary)
 
         stack.push(finish)
-        execute(spec, folder, tracker, stack)
+        execute(spec, folder, tracker, stack, stop)
     show(summary, folder)
     return None if summary["objective"] is None else float(summary["objective"])

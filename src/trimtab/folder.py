@@ -44,6 +44,12 @@ def end_state(error: BaseException | None) -> str:
     return "preempted" if isinstance(error, Preempted) else "failed"
 
 
+def launched() -> dict[str, Any]:
+    """What the launcher says of this process: ``batch``, ``attempt``, and the ``code`` it runs; empty without one."""
+    found: dict[str, Any] = json.loads(os.environ.get("TRIMTAB_LAUNCH", "{}"))
+    return found
+
+
 class RunFolder:
     """``with RunFolder(path, resume) as folder``: claims the folder, and leaves a true status.json whatever happens."""
 
@@ -80,7 +86,9 @@ class RunFolder:
                 "go on with it by resume=auto, or give another with run_dir="
             )
         attempt = int(self._read_status().get("attempt", 0)) + 1
+        stamp = {key: value for key, value in launched().items() if key != "code"}
         self._fields = {"started": time.time(), "pid": os.getpid(), "host": socket.gethostname(), "attempt": attempt}
+        self._fields |= stamp
         self.report("running")
         return self
 

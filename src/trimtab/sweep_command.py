@@ -1,4 +1,4 @@
-"""``trimtab sweep``: what is done with a sweep as a whole. So far ``sync``: upload it to W&B from another machine."""
+"""``trimtab sweep``: what is done with a sweep as a whole: ``sync`` here, the others in ``launch/commands.py``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab.errors import ConfigError, DataError, TrimtabError
+from trimtab.launch import commands as commands_of_launch
 
 if TYPE_CHECKING:
     from trimtab.track.sync import Replay
@@ -16,7 +17,13 @@ if TYPE_CHECKING:
 ABOUT = """\
 What is done with a sweep (python -m run -m ...) as a whole.
 
-  trimtab sweep sync SWEEP...    upload its runs to W&B, from a machine that has network
+  trimtab sweep status [SWEEP]        its runs: state, step, reward, and why
+  trimtab sweep watch [SWEEP]         the same, again and again until all have ended
+  trimtab sweep logs [SWEEP] [RUN]    what its runs printed; -f goes on
+  trimtab sweep cancel [SWEEP]        end its jobs, or some of them
+  trimtab sweep resume [SWEEP]        submit what is missing or failed
+  trimtab sweep collect [SWEEP]       its results as CSV and JSON
+  trimtab sweep sync SWEEP...         upload its runs to W&B, from a machine that has network
 """
 SYNC = """\
 Uploads runs to W&B, from a login node, say: those that recorded offline, that lost their connection, that were killed,
@@ -36,6 +43,7 @@ def add(commands: Any) -> None:
     raw = argparse.RawDescriptionHelpFormatter
     group = commands.add_parser("sweep", description=ABOUT, formatter_class=raw)
     below = group.add_subparsers(metavar="COMMAND", required=True)
+    commands_of_launch.add(below)
     sync = below.add_parser("sync", description=SYNC, formatter_class=raw)
     sync.add_argument("paths", nargs="+", metavar="SWEEP|RUN", help="folders of sweeps or runs, at any depth")
     sync.add_argument("--dry-run", action="store_true", help="show what would be uploaded; needs no server and no key")

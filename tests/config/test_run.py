@@ -33,7 +33,8 @@ entry.main()
 
 def call(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"} | {"PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-c", STAND_IN, *overrides]
+    sweep = ["hydra/launcher=basic"] if "-m" in overrides or any(o.startswith("sweep=") for o in overrides) else []
+    command = [sys.executable, "-c", STAND_IN, *overrides, *sweep]  # other launchers' runs have no stand-in
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, check=False)
 
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 from report.synthetic import run_in_memory
 
+from trimtab.report.colours import looks
 from trimtab.report.compare import compare
+from trimtab.report.curves import lonely
 from trimtab.report.model import Run
 from trimtab.report.page import page
 from trimtab.report.page.svg import Scale, powers, room, span, ticks
 from trimtab.report.page.text import aligned, big, plain, shorts
-from trimtab.report.png import drawable, figures
+from trimtab.report.png import STYLE, drawable, figures, names, settings
 
 
 def runs_of(values: Sequence[float], names: Sequence[str] = ("standard", "decoupled"), **more: float) -> list[Run]:
@@ -158,3 +163,85 @@ def test_pictures_spell_out_what_their_font_lacks(tmp_path: Path) -> None:
 def test_pictures_of_numbers_at_the_end_of_the_scale(tmp_path: Path) -> None:
     runs = runs_of([1e300, -1e300, 1e300, 2e300], **{"train/mis_k3_kl": 1e-300})
     assert len(figures(compare(runs), runs, tmp_path, ("png",))) == 3
+
+
+def injected_runs() -> list[Run]:
+    """Two settings of which one has an injected mismatch; of the other one seed goes on by one step."""
+    made = []
+    for name, mark in (("standard", ""), ("bypass", "logit_noise 0.3")):
+        for seed in range(3):
+            steps = 5 if name == "standard" and seed < 2 else 4
+            run = run_in_memory({"algo.name": name}, seed, [0.1, 0.3, 0.5, 0.5 + 0.1 * seed, 0.55][:steps])
+            made.append(replace(run, injected=mark))
+    return made
+
+
+def test_a_piece_of_a_curve_of_one_point_is_a_dot(tmp_path: Path) -> None:
+    assert lonely(np.asarray([1.0, np.nan, 2.0, np.nan, 3.0, 4.0, np.nan, 5.0])) == [0, 2, 7]
+    assert lonely(np.asarray([])) == []
+    runs = [replace(run, columns=dict(run.columns) | {"train/mis_ess": run.columns["eval/reward"]})
+            for run in injected_runs()]  # fmt: skip
+    text = page(compare(runs), runs)
+    panel = text.split("Effective sample size", 1)[1].split("</figure>")[0] if "Effective" in text else ""
+    figure = next(f for f in re.findall(r"<figure>.*?</figure>", text, re.S) if 'data-open="train/mis_ess"' in f)
+    assert panel and len(re.findall(r'class="dot"', figure)) == 1
+
+
+def test_an_injected_mismatch_is_told_in_every_figure(tmp_path: Path) -> None:
+    runs = injected_runs()
+    for name in ("settings", "curves"):
+        found = words(tmp_path, runs, name)
+        assert any("algo=bypass (injected)" in text for text in found), name
+        assert not any("algo=standard (injected)" in text for text in found)
+    keys = page(compare(runs), runs).split('class="keys"')[1].split("</div>")[0]
+    assert keys.count('class="badge injected"') == 1
+    everywhere = [replace(run, injected="logit_noise 0.3") for run in runs]
+    assert not any("(injected)" in text for text in words(tmp_path, everywhere, "settings"))
+
+
+def test_names_in_pictures_leave_out_what_all_have_alike(tmp_path: Path) -> None:
+    long = "x" * 40
+    runs = [
+        run_in_memory({"algo.name": name, "optim.lr": lr, "mis.tis_level": f"{long}{level}{long}"}, seed, [0.1, v])
+        for name, lr, level in (("a", 1e-3, 1), ("b", 1e-3, 2), ("b", 1e-2, 2))
+        for seed, v in ((0, 0.5), (1, 0.6))
+    ]
+    found = compare(runs)
+    every = names(found, found.rows)
+    assert len(set(every.values())) == 3
+    same = [row for row in found.rows if row.setting.values["algo"] == "b"]
+    assert sorted(names(found, same).values()) == ["lr=0.001", "lr=0.01"]
+    assert next(iter(names(found, same[:1]).values())).startswith("algo=b"), "one alone keeps its name"
+
+
+def test_of_long_names_what_most_have_is_left_out_first() -> None:
+    long = {"mis.tis_mode": "m" * 20, "mis.tis_level": "token", "loss.name": "l" * 20, "optim.lr": 0.1}
+    kinds: list[dict[str, object]] = [{}, {"mis.tis_level": "sequence"}, {"optim.lr": 0.2},
+                                      {"mis.tis_mode": "clip"}, {"loss.name": "other"}]  # fmt: skip
+    runs = [run_in_memory({"algo.name": algo} | long | kind, 0, [0.1, 0.5])
+            for algo in ("standard", "decoupled") for kind in kinds]  # fmt: skip
+    found = compare(runs)
+    assert sorted(names(found, found.rows).values()) == sorted(
+        f"algo={algo}{more}" for algo in ("standard", "decoupled")
+        for more in ("", " level=sequence", " lr=0.2", " tis_mode=clip", " loss=other")
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [2, 14])
+@pytest.mark.parametrize("size", [1.0, 12345.678])
+def test_numbers_and_titles_of_the_axes_do_not_run_into_each_other(count: int, size: float) -> None:
+    rng = np.random.default_rng(count)
+    runs = [run_in_memory({"algo.name": f"a{i}"}, seed, [0.0, size * (0.5 + 0.05 * float(rng.normal()))])
+            for i in range(count) for seed in range(3)]  # fmt: skip
+    found = compare(runs)
+    with matplotlib.rc_context(STYLE):
+        figure = settings(found, looks([row.setting.label for row in found.rows]), set())
+        figure.canvas.draw()
+        renderer = figure.canvas.get_renderer()
+        titles = [axes.xaxis.label.get_window_extent(renderer) for axes in figure.axes]
+        marks = [label.get_window_extent(renderer) for axes in figure.axes for label in axes.get_xticklabels()
+                 if axes.get_xlim()[0] <= label.get_position()[0] <= axes.get_xlim()[1]]  # fmt: skip
+    for boxes in (titles, marks):
+        boxes = sorted(boxes, key=lambda box: box.x0)
+        assert len(boxes) >= 2
+        assert all(one.x1 + 1 < other.x0 for one, other in pairwise(boxes))

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from trimtab.config.convert import to_spec
-from trimtab.config.explain import COMPOSE_ERRORS, explain, impossible
+from trimtab.config.explain import COMPOSE_ERRORS, explain, impossible, spelled
 from trimtab.config.groups import CONF
 from trimtab.config.resolve import resolve
 from trimtab.config.rules import check
@@ -36,9 +36,9 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
     register()
     try:
         if GlobalHydra.instance().is_initialized():
-            return hydra.compose("config", list(overrides))
+            return hydra.compose("config", spelled(overrides))
         with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="run"):
-            return hydra.compose("config", list(overrides))
+            return hydra.compose("config", spelled(overrides))
     except COMPOSE_ERRORS as error:
         raise ConfigError(explain(error, overrides)) from error
 

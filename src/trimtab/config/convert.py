@@ -22,21 +22,22 @@ OF_SWEEP = tuple(f.name for f in fields(SweepSpec))
 def to_spec(config: DictConfig) -> RunSpec:
     """The frozen spec of a composed config, interpolations resolved; what belongs to its sweep is left out."""
     found: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=False)
-    return _build(RunSpec, {key: value for key, value in found.items() if key not in OF_SWEEP}, "")
+    return build(RunSpec, {key: value for key, value in found.items() if key not in OF_SWEEP}, "")
 
 
 def to_sweep_spec(config: DictConfig) -> SweepSpec:
     """What belongs to the sweep in a composed config: ``wait``, ``dry_run``, ``runs_per_job``, ``launch``."""
     found: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=False)
-    return _build(SweepSpec, {key: found[key] for key in OF_SWEEP}, "")
+    return build(SweepSpec, {key: found[key] for key in OF_SWEEP}, "")
 
 
 def to_method(config: DictConfig) -> MethodSpec:
     """The same of a config of the sections ``algo``, ``mis`` and ``loss`` alone."""
-    return _build(MethodSpec, OmegaConf.to_container(config, resolve=True, enum_to_str=False), "")
+    return build(MethodSpec, OmegaConf.to_container(config, resolve=True, enum_to_str=False), "")
 
 
-def _build(frozen: type[T], values: Any, prefix: str) -> T:
+def build(frozen: type[T], values: Any, prefix: str) -> T:
+    """The frozen class of plain values that has every field of it; ``prefix`` for the words of ConfigError."""
     hints = get_type_hints(frozen)
     names = [f.name for f in fields(frozen)]  # type: ignore[arg-type]
     for name in values:  # Hydra adds with + and deletes with ~ what the schema would refuse
@@ -50,15 +51,15 @@ def _build(frozen: type[T], values: Any, prefix: str) -> T:
 
 def _made(hint: Any, value: Any, key: str) -> Any:
     if is_dataclass(hint) and isinstance(hint, type):
-        return _build(hint, value, f"{key}.")
+        return build(hint, value, f"{key}.")
     if item := item_of(hint):
-        return [_build(item, one, f"{key}[{i}].") for i, one in enumerate(value)]
+        return [build(item, one, f"{key}[{i}].") for i, one in enumerate(value)]
     if kind := value_of(hint):
-        return {name: _build(kind, one, f"{key}.{name}.") for name, one in value.items()}
+        return {name: build(kind, one, f"{key}.{name}.") for name, one in value.items()}
     return value
 
 
-def to_dict(spec: RunSpec) -> dict[str, Any]:
+def to_dict(spec: RunSpec | SweepSpec) -> dict[str, Any]:
     """A plain dict (enums by name) that YAML and JSON can hold; ``from_dict`` is its inverse."""
     made: dict[str, Any] = _plain(spec)
     return made
@@ -79,6 +80,11 @@ def _plain(value: Any) -> Any:
 def from_dict(values: Mapping[str, Any]) -> RunSpec:
     """The spec of a plain dict, checked against the schema; keys left out take their defaults."""
     return to_spec(OmegaConf.merge(OmegaConf.structured(twin(RunSpec)), dict(values)))  # type: ignore[arg-type]
+
+
+def sweep_from_dict(values: Mapping[str, Any]) -> SweepSpec:
+    """The sweep's options of a plain dict, as sweep.json holds them; keys left out take their defaults."""
+    return to_sweep_spec(OmegaConf.merge(OmegaConf.structured(twin(SweepSpec)), dict(values)))  # type: ignore[arg-type]
 
 
 def to_yaml(spec: RunSpec) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from difflib import get_close_matches
 from traceback import walk_tb
@@ -16,11 +17,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trimtab.config.groups import choices, defaults, group_names
-from trimtab.config.keys import Option, fields_of, options, sections, written
+from trimtab.config.keys import NAMED, Option, all_options, all_sections, fields_of, option_of, written
 from trimtab.config.rejection import EXAMPLE
-from trimtab.config.schema import item_of, twin
-from trimtab.spec import RejectSpec, RunSpec
+from trimtab.config.schema import everything, item_of, twin
+from trimtab.spec import RejectSpec
+from trimtab.spec.launch import ClusterSpec, ResourceSpec, RuleSpec
 
+ADDED = re.compile(r"^\+(launch\.(?:clusters|classes))\.([^.=\s]+)\.(\w+)=(.*)$", re.DOTALL)
 # What Hydra raises for a config it refuses; ValueError for veto=1e-4 or veto=null, which are no names of choices;
 # OverflowError for a whole number that no float can hold.
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OverflowError, AssertionError)
@@ -31,9 +34,11 @@ def explain(error: Exception, overrides: Sequence[str], sweep: bool = False) -> 
 
     ``sweep``: several values for a key are allowed.
     """
-    found = [line for text in overrides for line in _judge(text, sweep)]
+    found = [line for text in overrides for line in judge(text, sweep)]
     if found:
         return "\n".join(found)
+    if "hydra/sweeper/optuna" in str(error):
+        return "sweep=optuna_bounds needs the Optuna sweeper: pip install -e '.[optuna]'"
     cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
     return f"{error}{cause}"
 
@@ -49,9 +54,14 @@ def typed_overrides() -> tuple[list[str], bool]:
     return args.overrides, args.multirun or any(text.startswith("sweep=") for text in args.overrides)
 
 
+def spelled(overrides: Sequence[str]) -> list[str]:
+    """What Hydra is given: ``+launch.clusters.NAME.KEY=VALUE`` as a dict; it cannot make NAME on the way to KEY."""
+    return [ADDED.sub(r"\1={\2:{\3:\4}}", text) for text in overrides]
+
+
 def impossible(overrides: Sequence[str]) -> list[str]:
     """One line for each override that Hydra takes and no run can mean: a deletion, a list of a group's choices."""
-    return [line for text in overrides if _deletes_or_lists(_parsed(text)) for line in _judge(text, sweep=True)]
+    return [line for text in overrides if _deletes_or_lists(_parsed(text)) for line in judge(text, sweep=True)]
 
 
 def _deletes_or_lists(override: Optional[Override]) -> bool:
@@ -78,7 +88,8 @@ def as_typed(overrides: Any) -> list[str]:
     return [str(text) for text in texts]
 
 
-def _judge(text: str, sweep: bool) -> list[str]:
+def judge(text: str, sweep: bool = False) -> list[str]:
+    """What is wrong with one override, a line each; empty when nothing is."""
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
@@ -91,12 +102,14 @@ def _judge(text: str, sweep: bool) -> list[str]:
     if override.is_sweep_override() and not sweep:
         return [f"{text}: several values make a sweep; add -m to run all of them, or put [] around a list"]
     if override.is_choice_sweep():
-        return [line for value in override.sweep_string_iterator() for line in _judge(f"{key}={value}", sweep)]
+        return [line for value in override.sweep_string_iterator() for line in judge(f"{key}={value}", sweep)]
     if override.is_sweep_override():
         return []
     if key in group_names():
         return _choice(key, override.value())
-    option = options().get(key)
+    option = option_of(key)
+    if option is not None and key not in all_options():
+        return _named(key, override.value())
     return _unknown(key) if option is None else _value(option, override.value(), override.is_add())
 
 
@@ -118,9 +131,9 @@ def _for_shell(text: str) -> str:
 def _deletion(key: str) -> list[str]:
     if key in group_names():
         return [f"~{key}: a group cannot be deleted; set a choice, for example {key}={written(defaults()[key])}"]
-    if key in sections():
+    if key in all_sections():
         return [f"~{key}: a section cannot be deleted; set its keys, such as {_first(key)}=…"]
-    option = options().get(key)
+    option = option_of(key)
     if option is None:
         return [] if key.startswith(FREE) else _unknown(key)
     default = written(option.default) or '""'
@@ -170,11 +183,26 @@ def _value(option: Option, value: Any, added: bool) -> list[str]:
         return [f"{key}={given} is refused; allowed: +{key}.NAME=VALUE for each; for example +{key}.{first}=1"]
     if isinstance(value, dict) and option.type is Any:
         return [f"{key}={given} is refused; allowed: {KINDS[str(Any)]}; for example {key}=all"]
+    if isinstance(value, dict) and key in NAMED and all(isinstance(one, dict) for one in value.values()):
+        return [line for name, one in value.items() for f in one for line in _named(f"{key}.{name}.{f}", one[f])]
     item = item_of(option.type)
     if item is not None and isinstance(value, list) and all(isinstance(one, dict) for one in value):
         fields = {one.key: one for one in fields_of(item)}
         return [line for one in value for line in _item(key, one, fields, item)]
-    return _judged(option, value, RunSpec, EXAMPLE if item is not None else None)
+    return _judged(option, value, everything(), _example(item))
+
+
+def _named(key: str, value: Any) -> list[str]:
+    """What is wrong with a field of a cluster or a class of resources."""
+    node, _, field = key.rpartition(".")
+    kind = NAMED[node.rpartition(".")[0]]
+    found = {option.key: option for option in fields_of(kind)}.get(field)
+    return _unknown(key) if found is None else _judged(found, value, twin(kind), None, f"{node}.")
+
+
+def _example(item: Optional[type]) -> Optional[str]:
+    """How a list of such items is typed."""
+    return EXAMPLE if item is RejectSpec else RULES if item is RuleSpec else None
 
 
 def _item(key: str, given: Dict[str, Any], fields: Mapping[str, Option], item: type) -> list[str]:
@@ -182,19 +210,19 @@ def _item(key: str, given: Dict[str, Any], fields: Mapping[str, Option], item: t
     lines = []
     for name, value in given.items():
         if name in fields:
-            lines += [f"{key}: {line}" for line in _judged(fields[name], value, item, None)]
+            lines += [f"{key}: {line}" for line in _judged(fields[name], value, twin(item), None)]
         else:
             close = "".join(f"; did you mean {found}?" for found in get_close_matches(str(name), fields, 1, 0.5))
             lines.append(f"{key}: {name} is no part of a rule{close or '.'} A rule has: {', '.join(fields)}")
     return lines
 
 
-def _judged(option: Option, value: Any, owner: type, example: Optional[str]) -> list[str]:
-    key, given = option.key, written(value)
+def _judged(option: Option, value: Any, schema: type, example: Optional[str], prefix: str = "") -> list[str]:
+    key, given = prefix + option.key, written(value)
     if option.type is int and isinstance(value, float):
         given = repr(value)  # 1e9 written short would look like a whole number
     try:
-        OmegaConf.update(OmegaConf.structured(twin(owner)), key, value)
+        OmegaConf.update(OmegaConf.structured(schema), option.key, value)
         return []
     except OverflowError:
         allowed = "a finite number"
@@ -205,6 +233,8 @@ def _judged(option: Option, value: Any, owner: type, example: Optional[str]) -> 
     if example is None and option.choices:
         default = written(option.default) if option.default is not None else option.choices[0]
         example = f"{key}={(get_close_matches(given, option.choices, 1, 0.3) or [default])[0]}"
+    elif example is None and str(option.type) in NAMES:
+        example = NAMES[str(option.type)]
     elif example is None:
         example = f"{key}={written(option.default) if option.default is not None else EXAMPLES[option.type]}"
     return [f"{key}={given} is refused; allowed: {allowed}; for example {example}"]
@@ -220,6 +250,14 @@ KINDS = {
     str(Dict[str, Any]): "names and values",
     str(Any): "all, a preset, or a list of presets",
     str(List[RejectSpec]): "a list of rules such as {statistic:k3,level:sequence,over_tokens:mean,upper:0.01}",
+    str(List[RuleSpec]): "a list of rules such as {when:{policy.kind:smollm2},use:large}",
+    str(Dict[str, ClusterSpec]): "clusters by name, set as launch.clusters.NAME.KEY, + in front for a new NAME",
+    str(Dict[str, ResourceSpec]): "classes by name, set as launch.classes.NAME.KEY, + in front for a new NAME",
+}
+RULES = "'launch.rules=[{when:{policy.kind:smollm2},use:large}]'"
+NAMES = {
+    str(Dict[str, ClusterSpec]): "+launch.clusters.mine.partition=gpu",
+    str(Dict[str, ResourceSpec]): "+launch.classes.large.gpus=1",
 }
 FREE = "task.options."  # names below it are the user's own
 EXAMPLES = {float: "1.0", str: "text"}
@@ -227,18 +265,21 @@ EXAMPLES = {float: "1.0", str: "text"}
 
 def _unknown(key: str) -> list[str]:
     node, _, name = key.rpartition(".")
-    everything = [*options(), *group_names()]
-    close = get_close_matches(key, everything, 3, 0.6)
-    close += [k for k in options() if k.rpartition(".")[2] == name and k not in close][:3]
+    if kind := NAMED.get(node.rpartition(".")[0]):
+        fields = [option.key for option in fields_of(kind)]
+        near = "".join(f"; did you mean {node}.{one}?" for one in get_close_matches(name, fields, 1, 0.5)) or "."
+        return [f"{key} is no option{near} {node} has: {', '.join(fields)}"]
+    close = get_close_matches(key, [*all_options(), *group_names()], 3, 0.6)
+    close += [k for k in all_options() if k.rpartition(".")[2] == name and k not in close][:3]
     hint = f"; did you mean {' or '.join(close)}?" if close else "."
-    if node in sections():
-        allowed = ", ".join(k.partition(".")[2] for k in options() if k.startswith(node + "."))
+    if node in all_sections():
+        allowed = ", ".join(k.removeprefix(node + ".") for k in all_options() if k.startswith(node + "."))
         return [f"{key} is no option{hint} {node} has: {allowed}"]
-    if key in sections():
+    if key in all_sections():
         return [f"{key} is a section, not an option; set its keys, such as {_first(key)}=…"]
-    tops = ", ".join([*(k for k in options() if "." not in k), *sections()])
+    tops = ", ".join([*(k for k in all_options() if "." not in k), *all_sections()])
     return [f"{key} is no option and no group{hint} Options: {tops}. Groups: {', '.join(group_names())}"]
 
 
 def _first(section: str) -> str:
-    return next(key for key in options() if key.startswith(section + "."))
+    return next(key for key in all_options() if key.startswith(section + "."))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from itertools import groupby
 from textwrap import wrap
+from typing import Sequence
 
 from trimtab.config.groups import choices, defaults, group_names
-from trimtab.config.keys import Option, options, written
+from trimtab.config.keys import Option, all_options, written
 
+SWEEP_KEYS = ("wait", "dry_run", "runs_per_job", "launch.at_once", "launch.fail_fast", "launch.resources",
+              "launch.signal_lead", "launch.packing")  # fmt: skip
 KEYS = (
     "seed", "steps", "run_dir", "resume", "shadow", "algo.metrics_only",
     "mis.tis_mode", "mis.tis_level", "mis.tis_lower_bound", "mis.tis_upper_bound", "mis.tis_batch_normalize",
@@ -43,8 +46,15 @@ Examples
   python -m run policy=smollm2 rollout=transformers rollout.batch_size=32 steps=50
   python -m run debug=smoke algo=bypass run_dir=/tmp/try   two small steps: does it run?
   python -m run sweep=levels                               a study of sweeps/
+  python -m run -m launcher=slurm launch.clusters.slurm.partition=gpu algo=standard,bypass seed=0,1,2
+  python -m run sweep=optuna_bounds launcher=slurm wait=true
 
-Files, in run_dir (default runs/<time>_<algo>_<hash>; in a sweep multirun/<time>/<number>)
+Sweeps: launcher=local starts processes here, launcher=slurm and slurm_fleet submit and return. The same command again
+goes on: it starts only what is missing or failed. trimtab sweep status|watch|logs|cancel|resume|collect [SWEEP]
+{sweep_keys}
+  launch.clusters.NAME.KEY  launch.classes.NAME.KEY  launch.rules  launch.retries.CAUSE: see docs/options.md
+
+Files, in run_dir (default runs/<time>_<algo>_<hash>; in a sweep multirun/<name>_<hash>/<algo>_<hash>_s<seed>)
   config.yaml overrides.yaml   what ran, resolved, and what was typed
   metrics.jsonl summary.json   one object a step; the end
   status.json                  running | completed | failed | preempted, and the error
@@ -57,7 +67,7 @@ Flags: -m (sweep), --cfg job (print the config), --info defaults-tree (where val
 
 def text() -> str:
     """What ``python -m run --help`` prints; Hydra's own help takes a second longer to list the groups."""
-    return TEXT.format(groups=groups_table(), keys=keys_table())
+    return TEXT.format(groups=groups_table(), keys=keys_table(), sweep_keys=keys_table(SWEEP_KEYS))
 
 
 def groups_table() -> str:
@@ -71,9 +81,9 @@ def groups_table() -> str:
     return "\n".join(lines)
 
 
-def keys_table() -> str:
+def keys_table(keys: Sequence[str] = KEYS) -> str:
     """One line a key: name, default, help and what an enum takes."""
-    return "\n".join(_line(options()[key]) for key in KEYS)
+    return "\n".join(_line(all_options()[key]) for key in keys)
 
 
 def _line(option: Option) -> str:

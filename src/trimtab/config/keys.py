@@ -9,6 +9,9 @@ from types import UnionType
 from typing import Any, Mapping, Union, get_args, get_origin, get_type_hints
 
 from trimtab.spec import RunSpec
+from trimtab.spec.launch import ClusterSpec, LaunchSpec, ResourceSpec, SweepSpec
+
+NAMED: Mapping[str, type] = {"launch.clusters": ClusterSpec, "launch.classes": ResourceSpec}  # below: NAME.FIELD
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,28 @@ def options() -> Mapping[str, Option]:
 
 
 @cache
+def sweep_options() -> Mapping[str, Option]:
+    """Every option of a sweep: what is not a run's, and enters no hash."""
+    return {option.key: option for option in _walk(SweepSpec, SweepSpec(), "")}
+
+
+@cache
+def all_options() -> Mapping[str, Option]:
+    """What an override may set: the options of a run, and those of its sweep."""
+    return {**options(), **sweep_options()}
+
+
+def option_of(key: str) -> Option | None:
+    """The option at a dotted key, fields of a named cluster or class included; None when there is none."""
+    node, _, field = key.rpartition(".")
+    kind = NAMED.get(node.rpartition(".")[0])
+    if kind is None:
+        return all_options().get(key)
+    found = {option.key: option for option in fields_of(kind)}.get(field)
+    return None if found is None else replace(found, key=key)
+
+
+@cache
 def fields_of(item: type) -> tuple[Option, ...]:
     """The options of one item of a list, such as a rule of ``mis.reject``; keys without the list's."""
     return tuple(_walk(item, item(), ""))
@@ -43,6 +68,13 @@ def fields_of(item: type) -> tuple[Option, ...]:
 def sections() -> tuple[str, ...]:
     """Names of the nodes that hold options: ``algo``, ``mis``, …"""
     return tuple(f.name for f in fields(RunSpec) if is_dataclass(get_type_hints(RunSpec)[f.name]))
+
+
+@cache
+def all_sections() -> tuple[str, ...]:
+    """The same with those of a sweep: ``launch``, ``launch.retries``."""
+    nested = (f.name for f in fields(LaunchSpec) if is_dataclass(get_type_hints(LaunchSpec)[f.name]))
+    return (*sections(), "launch", *(f"launch.{name}" for name in nested))
 
 
 def _walk(owner: type, defaults: Any, prefix: str) -> list[Option]:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any, Sequence
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from hydra.errors import HydraException
 
-from trimtab.config.compose import compose
-from trimtab.config.explain import as_typed
+from trimtab.config.convert import OF_SWEEP
+from trimtab.config.many import compose_many
 from trimtab.config.resolve import config_hash
 from trimtab.errors import ConfigError
-from trimtab.files import write_text
 from trimtab.spec import RunSpec
 
-BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+RESOURCES = "launch.resources"  # the one option of a sweep that may differ by run
+ONE = ("launcher", "sweep", *OF_SWEEP)
 
 
 def combinations(params: dict[str, Any], overrides: Sequence[str]) -> list[list[str]]:
@@ -28,21 +24,48 @@ def combinations(params: dict[str, Any], overrides: Sequence[str]) -> list[list[
     return BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(texts), None)[0]
 
 
-def composed(runs: Sequence[Sequence[str]]) -> tuple[list[RunSpec], list[str]]:
+def misplaced(overrides: Sequence[str]) -> list[str]:
+    """One line for each option that is swept over and belongs to the sweep as a whole."""
+    found = []
+    for text in overrides:
+        key = _key(text)
+        if key.partition(".")[0] not in ONE or key == RESOURCES:
+            continue
+        try:
+            swept = OverridesParser.create().parse_override(text).is_sweep_override()
+        except HydraException:
+            continue  # told when it is composed
+        if swept:
+            found.append(f"{text}: a sweep has one {key}; give one value (of a sweep's options only {RESOURCES} may "
+                         "differ by run)")  # fmt: skip
+    return found
+
+
+def of_run(overrides: Sequence[str], resources: bool = False) -> list[str]:
+    """The overrides that make the run, without those of its sweep; ``resources``: but for the class it asks for."""
+    return [
+        text for text in overrides
+        if _key(text).partition(".")[0] not in OF_SWEEP or (resources and _key(text) == RESOURCES)
+    ]  # fmt: skip
+
+
+def _key(text: str) -> str:
+    return text.lstrip("+~").partition("=")[0]
+
+
+def composed(runs: Sequence[Sequence[str]], folders_given: bool = True) -> tuple[list[RunSpec], list[str]]:
     """The specs of all runs, and one line for each that cannot start: its overrides and why.
 
-    Two runs in one folder count too.
+    Two runs in one folder count too, where ``folders_given`` by the user.
     """
     specs, found, folders = list[RunSpec](), list[str](), dict[str, str]()
-    for overrides in runs:
+    for overrides, spec in zip(runs, compose_many(runs), strict=True):
         name = " ".join(overrides)
-        try:
-            spec = compose(overrides)
-        except ConfigError as error:
-            found.append(f"{name}: " + "; ".join(str(error).splitlines()))
+        if isinstance(spec, ConfigError):
+            found.append(f"{name}: " + "; ".join(str(spec).splitlines()))
             continue
         folder = spec.run_dir
-        if folder and folder in folders:
+        if folders_given and folder and folder in folders:
             found.append(f"{name}: run_dir={folder} is that of {folders[folder]} too; leave it out, or sweep over it")
         folders.setdefault(folder, name)
         specs.append(spec)
@@ -56,22 +79,3 @@ def manifest(name: str, specs: Sequence[RunSpec], runs: Sequence[Sequence[str]])
         for i, (spec, overrides) in enumerate(zip(specs, runs, strict=True))
     ]
     return {"sweep": name, "runs": planned}
-
-
-class Preflight(Callback):
-    """Ends the process with code 2 before anything runs; Hydra turns a callback's exceptions into warnings."""
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Check what the basic sweeper will run; other sweepers choose their combinations later."""
-        sweeper = config.hydra.sweeper
-        if sweeper._target_ != BASIC:
-            return
-        runs = combinations(dict(sweeper.params or {}), as_typed(config.hydra.overrides.task))
-        specs, found = composed(runs)
-        if found:
-            print(f"error: {len(found)} of {len(runs)} runs cannot start, so none was started", file=sys.stderr)
-            print("\n".join(found), file=sys.stderr)
-            raise SystemExit(2)
-        folder = Path(config.hydra.sweep.dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "sweep.json", json.dumps(manifest(folder.name, specs, runs), indent=1) + "\n")

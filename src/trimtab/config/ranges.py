@@ -99,6 +99,7 @@ RANGES: Mapping[str, Range] = {
     "optim.max_rejected_steps": NATURAL,
     "evaluation.every": NATURAL,
     "evaluation.samples": Range(0, 10**5),
+    "tracker.finish_seconds": Range(0, 3600, open_low=True, example=5.0),
     "checkpoint.every": NATURAL,
     "checkpoint.keep": Range(2, 10**9),
 }

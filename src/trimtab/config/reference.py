@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from itertools import groupby
-from typing import Any
+from typing import Any, Mapping
 
-from trimtab.config.keys import Option, fields_of, options, written
+from trimtab.config.keys import Option, fields_of, options, sweep_options, written
 from trimtab.config.ranges import RANGES
 from trimtab.spec import RejectSpec
+from trimtab.spec.launch import ClusterSpec, ResourceSpec, RuleSpec
 
 HEAD = """\
 # Options
@@ -19,17 +20,31 @@ Each is typed as `KEY=VALUE` behind `python -m run`. An empty default means: non
 (`python -m run --cfg job` prints what was typed, `config.yaml` of a run what it resolved to). What an option means for
 a method stands in [methods.md](methods.md), the choices of groups in `python -m run --help`.
 """
+SWEEP = """\
+# Options of a sweep
+
+Read with `-m` alone; none of them changes what a run computes. A new cluster or class is added with `+`
+(`+launch.clusters.mine.partition=gpu`); of all these only `launch.resources` may differ by run.
+"""
 
 
 def page() -> str:
     """The whole page: one table a section, one row an option."""
-    sections = groupby(options().values(), key=lambda option: option.key.rpartition(".")[0])
-    tables = [_section(name, list(found)) for name, found in sections]
-    return "\n".join([HEAD, *tables, _section("one rule of mis.reject", [*fields_of(RejectSpec)])])
+    tables = [*_tables(options(), "run"), _section("one rule of mis.reject", [*fields_of(RejectSpec)])]
+    items = {"one cluster: launch.clusters.NAME": ClusterSpec, "one class: launch.classes.NAME": ResourceSpec,
+             "one rule of launch.rules": RuleSpec}  # fmt: skip
+    tables += [SWEEP, *_tables(sweep_options(), "sweep")]
+    tables += [_section(name, [*fields_of(kind)]) for name, kind in items.items()]
+    return "\n".join([HEAD, *tables])
+
+
+def _tables(found: Mapping[str, Option], top: str) -> list[str]:
+    sections = groupby(found.values(), key=lambda option: option.key.rpartition(".")[0])
+    return [_section(name or top, list(group)) for name, group in sections]
 
 
 def _section(name: str, found: list[Option]) -> str:
-    head = [f"## {name or 'run'}", "", "| option | default | takes | what it is |", "|---|---|---|---|"]
+    head = [f"## {name}", "", "| option | default | takes | what it is |", "|---|---|---|---|"]
     return "\n".join([*head, *map(_row, found), ""])
 
 

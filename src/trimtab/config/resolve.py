@@ -40,7 +40,7 @@ BOUNDS: Mapping[Level, tuple[float, float]] = {
 # What cannot change a number of the training run.
 UNHASHED = (
     "run_dir", "resume", "shadow", "shadow_gradient_every", "policy.cache_dir", "rollout.record_every",
-    "tracker.name", "tracker.project", "tracker.entity", "tracker.group", "tracker.tags",
+    "tracker.name", "tracker.project", "tracker.entity", "tracker.group", "tracker.tags", "tracker.finish_seconds",
     "checkpoint.every", "checkpoint.keep", "debug.anomaly",
 )  # fmt: skip
 

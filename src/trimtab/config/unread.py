@@ -291,6 +291,7 @@ def _rest(spec: RunSpec) -> list[Unread]:
         "entity": (TrackerName.wandb,),
         "group": (TrackerName.wandb, TrackerName.trackio),
         "tags": (TrackerName.wandb, TrackerName.trackio),
+        "finish_seconds": (TrackerName.wandb,),
     }
     keys = _under("tracker", *(key for key, names in readers.items() if spec.tracker.name not in names))
     if keys:

@@ -61,7 +61,7 @@ class SweepFolder:
     def new_batch(self, cluster: str, resources: str, slots: Sequence[Slot]) -> Batch:
         """A batch with the next serial, written before its submission."""
         self.batches.mkdir(exist_ok=True)
-        serial = max((int(batch.id.partition("-")[0]) for batch in self.all_batches()), default=0) + 1
+        serial = max((int(path.stem.partition("-")[0]) for path in self.batches.glob("*.json")), default=0) + 1
         batch = Batch(f"{serial:04d}-{secrets.token_hex(4)}", cluster, resources, tuple(slots), time.time())
         self.write_batch(batch)
         return batch

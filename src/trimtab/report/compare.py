@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 
 import numpy as np
 
 from trimtab.errors import ConfigError
 from trimtab.report.curves import Axis, axis_of
-from trimtab.report.lost import Loss, Seeds, bounded, claim, gravest, loss_of, span_of, told
+from trimtab.report.lost import bounded, claim, span_of
 from trimtab.report.model import Comparison, Difference, Interval, Row, Run, RunState, Setting
-from trimtab.report.problems import longer, of_run, of_setting, short_run, superseded
-from trimtab.report.score import EVALUATION, REWARD, Score, default_last, score, tail, tail_mean
+from trimtab.report.problems import longer, of_run, of_setting, short_run, superseded, unequal
+from trimtab.report.score import EVALUATION, REWARD, default_last, tail_mean
+from trimtab.report.scored import LENGTH, Scored, ends, goals, scored_of, shared
 from trimtab.report.settings import FLAT, SHORT, Grouping, canonical, group, text
 from trimtab.report.statistics import corrected, interquartile, paired, t_interval, untested
 
@@ -27,31 +28,9 @@ BESIDE = (
     "train/clip_fraction_high", "train/tis_clipfrac", "train/mis_rs_catastrophic_seq_fraction", "train/entropy",
     "train/response_length", "train/grad_norm", "perf/tokens_per_second",
 )  # fmt: skip
-LENGTH = "steps"  # the key that says how long a run is
 SHOWN = 12  # keys named in a note
+NONE_SHARED = "it shares none of the pooled settings with the baseline: there is nothing to pair; add keys to --by"
 STANDARD = "standard"  # the algorithm without correction: what others are held against unless told otherwise
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A setting with the scores of its runs (by identity), and of its seeds, at the step ``at``."""
-
-    setting: Setting
-    of_run: Mapping[int, Score]
-    seeds: Seeds
-    strata: tuple[tuple[float, ...], ...]
-    at: int | None
-    metric: str
-    last: int
-
-    @property
-    def expected(self) -> int:
-        """How many seeds should have a score."""
-        return len(self.seeds.scores) + len(self.seeds.lost)
-
-    def told(self, whose: str = "its") -> str:
-        """``3 of its 6 seeds failed``, or nothing."""
-        return told(self.seeds.lost.values(), self.expected, whose)
 
 
 def compare(
@@ -77,18 +56,23 @@ def compare(
     width = last if last is not None else default_last(metric)
     grouping = group(runs, by)
     wanted = expected(grouping.settings)
-    at, reached = ends(grouping, metric)
-    scored = [_scored(s, metric, width, grouping, wanted[s.label], at[s.label]) for s in grouping.settings]
+    goal = goals(grouping)
+    at, reached = ends(grouping, metric, goal)
+    scored = [scored_of(s, metric, width, grouping.variants[s.label], goal, wanted[s.label], at[s.label])
+              for s in grouping.settings]  # fmt: skip
     by_worth = sorted(scored, key=lambda s: not s.seeds.scores)  # a default baseline has scores
     base, more = _baseline([s.setting for s in by_worth], baseline)
-    differences = _differences(scored, base, lower)
+    against = next((s for s in scored if base is not None and s.setting.label == base.label), None)
+    differences = _differences(scored, against, lower)
     beyond = {label: step for label, step in reached.items() if step > (at[label] or step)}
-    rows = _ranked([_row(s, d, beyond.get(s.setting.label)) for s, d in zip(scored, differences, strict=True)], lower)
+    rows = _ranked([_row(s, d, beyond.get(s.setting.label), against)
+                    for s, d in zip(scored, differences, strict=True)], lower)  # fmt: skip
     counted = [run for setting in grouping.settings for run in setting.runs]
     problems = [
         *(p for s in scored for run in s.setting.runs for p in of_run(run, s.of_run[id(run)], metric, width, lower)),
         *(p for s in scored for run in s.setting.runs for p in short_run(run, s.of_run[id(run)], metric, width, s.at)),
         *longer(beyond, at),
+        *(p for s in scored if against is not None for p in unequal(s, against)),
         *superseded(grouping.superseded),
         *(p for row in rows for p in of_setting(row, base is not None and row.setting.label == base.label)),
     ]
@@ -196,63 +180,25 @@ def expected(settings: Sequence[Setting]) -> dict[str, set[int]]:
     return found
 
 
-def ends(grouping: Grouping, metric: str) -> tuple[dict[str, int | None], dict[str, int]]:
-    """(the step to score each setting at, the last step that it has): the last that all settings reach.
+def _differences(scored: Sequence[Scored], against: Scored | None, lower: bool) -> list[Difference]:
+    """Differences to the baseline over the seeds that both have, p corrected over all settings that are tested.
 
-    Where the number of steps is itself a setting, each is scored at its own end.
+    Where ``--by`` pools, each is taken over the variants that both have: others have nothing to be held against.
     """
-    reached: dict[str, dict[str, int]] = {}
-    for setting in grouping.settings:
-        for run in setting.runs:
-            step = tail(run, metric, 1)[1] if run.state in (RunState.completed, RunState.unknown) else 0
-            if step > 0:
-                at, variant = reached.setdefault(setting.label, {}), grouping.variants[setting.label][id(run)]
-                at[variant] = max(at.get(variant, 0), step)
-    common = min((step for own in reached.values() for step in own.values()), default=None)
-    apart = LENGTH in grouping.keys
-    found = {s.label: min(reached[s.label].values()) if apart and s.label in reached else common
-             for s in grouping.settings}  # fmt: skip
-    return found, {label: max(own.values()) for label, own in reached.items()}
-
-
-def _scored(setting: Setting, metric: str, last: int, grouping: Grouping, wanted: set[int], at: int | None) -> Scored:
-    """Scores by run and by seed. A seed counts when it has a score in every variant that the setting has."""
-    variant = grouping.variants[setting.label]
-    every = {variant[id(run)] for run in setting.runs}
-    of_run = {id(run): score(run, metric, last, at) for run in setting.runs}
-    seeds: dict[int, dict[str, float]] = {seed: {} for seed in wanted}
-    losses: dict[int, list[Loss]] = {}
-    strata: dict[str, list[float]] = {name: [] for name in sorted(every)}
-    nameless = 0
-    for run in setting.runs:
-        if run.seed is None:
-            nameless -= 1  # counted on its own, and paired with nothing
-        value, seed = of_run[id(run)].value, run.seed if run.seed is not None else nameless
-        here = seeds.setdefault(seed, {})
-        if value is not None:
-            here[variant[id(run)]] = value
-            strata[variant[id(run)]].append(value)
-        else:
-            losses.setdefault(seed, []).append(loss_of(run, of_run[id(run)]))
-    whole = {seed: math.fsum(found.values()) / len(found) for seed, found in seeds.items()
-             if found and (len(found) == len(every) or seed < 0)}  # fmt: skip
-    lost = {seed: gravest(losses.get(seed, [Loss.absent])) for seed in sorted(seeds) if seed not in whole}
-    return Scored(setting, of_run, Seeds(dict(sorted(whole.items())), lost), tuple(map(tuple, strata.values())),
-                  at, metric, last)  # fmt: skip
-
-
-def _differences(scored: Sequence[Scored], base: Setting | None, lower: bool) -> list[Difference]:
-    """Differences to the baseline over the seeds that both have, p corrected over all settings that are tested."""
-    if base is None:
+    if against is None:
         return [untested("there is no other setting")] * len(scored)
-    against = next(s for s in scored if s.setting.label == base.label)
     span = _span(scored)
     found = []
     for s in scored:
         if s is against:
             found.append(untested("the baseline"))
             continue
-        own, other = s.seeds.scores, against.seeds.scores
+        both = shared(s, against)
+        if not both:
+            found.append(untested(NONE_SHARED))
+            continue
+        mine, theirs = s.over(both), against.over(both)
+        own, other = mine.scores, theirs.scores
         common = [seed for seed in own if seed >= 0 and seed in other]
         pairs = [(seed, own[seed] - other[seed]) for seed in common]
         scale = max((abs(value) for seed in common for value in (own[seed], other[seed])), default=0.0)
@@ -260,9 +206,9 @@ def _differences(scored: Sequence[Scored], base: Setting | None, lower: bool) ->
         if len(pairs) < 2:
             why = f"seeds in common with the baseline: {len(pairs)}, at least two are needed"
             difference = replace(difference, interval=replace(difference.interval, why=why))
-        found.append(bounded(difference, s.seeds, against.seeds, span))
-    theirs = against.told("the baseline's")
-    return [d if s is against else replace(d, claim=claim(d, (s.told(), theirs)))
+        found.append(bounded(difference, mine, theirs, span))
+    told = against.told("the baseline's")
+    return [d if s is against else replace(d, claim=claim(d, (s.told(), told)))
             for s, d in zip(scored, corrected(found, lower), strict=True)]  # fmt: skip
 
 
@@ -282,7 +228,7 @@ def mean_over(values: Iterable[float | None]) -> Interval | None:
     return t_interval(there) if there else None
 
 
-def _row(s: Scored, difference: Difference, beyond: int | None) -> Row:
+def _row(s: Scored, difference: Difference, beyond: int | None, against: Scored | None) -> Row:
     """A setting's line, but for its rank. ``beyond``: the last step of its runs, where it is scored before that."""
     beside = {}
     for name in BESIDE:
@@ -290,13 +236,15 @@ def _row(s: Scored, difference: Difference, beyond: int | None) -> Row:
         if name != s.metric and interval is not None:
             beside[name] = interval
     cost = {name: value for name, axis in (("seconds", Axis.wall), ("tokens", Axis.tokens), ("steps", Axis.step))
-            if (value := _cost(s.setting.runs, axis)) is not None}  # fmt: skip
+            if (value := _cost(s, axis)) is not None}  # fmt: skip
     scores = s.seeds.scores
     warnings = []
     if s.seeds.lost:
         warnings.append(f"{len(scores)} of {s.expected} seeds: {s.told()}")
     if beyond is not None:
         warnings.append(f"scored at step {s.at}, though its runs go on to {beyond}")
+    if against is not None:
+        warnings += [problem.text for problem in unequal(s, against)]
     injected = sorted({run.injected for run in s.setting.runs if run.injected})
     if injected:
         warnings.append(f"injected mismatch: {', '.join(injected)}")
@@ -326,9 +274,10 @@ def _by_seed(s: Scored, name: str) -> list[float | None]:
     return [math.fsum(values) / len(values) for values in found.values()]
 
 
-def _cost(runs: Sequence[Run], axis: Axis) -> float | None:
+def _cost(s: Scored, axis: Axis) -> float | None:
     """Mean of what the runs that came to their end used up."""
-    ended = [run for run in runs if run.state in (RunState.completed, RunState.unknown) and len(run.step)]
+    ended = [run for run in s.setting.runs if run.state in (RunState.completed, RunState.unknown) and len(run.step)
+             and s.of_run[id(run)].kind != "shorter"]  # fmt: skip
     used = [float(along[-1]) for run in ended if (along := axis_of(run, axis)) is not None]
     return float(np.mean(used)) if used else None
 

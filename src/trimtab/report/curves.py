@@ -129,6 +129,12 @@ def parted(found: Curve, at: Sequence[int]) -> Curve:
     return Curve(np.insert(found.x, at, middle), mean, low, high, np.insert(found.n, at, found.n[list(at)]))
 
 
+def lonely(y: Floats) -> list[int]:
+    """Finite values without a finite neighbour: a line has no length there, so they need a dot."""
+    there = np.concatenate([[False], np.isfinite(y), [False]])
+    return [int(i) for i in np.flatnonzero(there[1:-1] & ~there[:-2] & ~there[2:])]
+
+
 def seeds_drawn(found: Curve) -> str:
     """``n = 3``, or ``n = 3, 2, then 1`` where runs end before others; empty for an empty curve."""
     counts = found.n[np.isfinite(found.mean)].tolist()

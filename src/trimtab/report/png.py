@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,10 @@ import numpy as np
 from trimtab.errors import ConfigError
 from trimtab.files import replacing
 from trimtab.report.colours import Look, looks
-from trimtab.report.curves import Axis, Curve, curve, seeds_drawn, thin_curve
-from trimtab.report.model import Comparison, Interval, Row, Run, Setting
+from trimtab.report.curves import Axis, Curve, curve, lonely, seeds_drawn, thin_curve
+from trimtab.report.model import Comparison, Interval, Row, Run
 from trimtab.report.page.svg import span
-from trimtab.report.page.text import aligned, short
+from trimtab.report.page.text import aligned, short, shorts
 from trimtab.report.page.view import AXES, MISMATCH, injected, metric_of, settled
 from trimtab.report.score import scores_of, tail_mean
 
@@ -46,6 +48,8 @@ NO_DATE: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": None},
 }
 MOST_CURVES = 12
+LONGEST = (48, 64, 80)  # characters of a setting's name: the fewest that keep the names apart
+LETTER = 0.062  # inches that a character of a name takes
 
 
 def check_matplotlib() -> None:
@@ -102,8 +106,28 @@ def ordered(comparison: Comparison) -> list[Row]:
     return sorted(comparison.rows, key=lambda row: row.rank if row.rank is not None else last)
 
 
-def _label(setting: Setting) -> str:
-    return drawable(short(setting.label, 48)) or "(all runs)"
+def names(comparison: Comparison, drawn: Sequence[Row]) -> dict[str, str]:
+    """What to call each of the settings drawn: the keys that differ among them, shortened but never to one name.
+
+    Of long names the values that most of the settings have are left out first, as then the others stay readable.
+    A mismatch put in on purpose is told, unless all settings of the comparison have it alike.
+    """
+    values = [row.setting.values for row in drawn]
+    keys = [key for key in values[0] if len({one.get(key) for one in values}) > 1] if values else []
+    usual = {key: Counter(one[key] for one in values).most_common(1)[0][0] for key in keys[1:]}
+    made = {row.setting.label: row.setting.label for row in drawn}
+    for left_out in ({}, usual):  # where they are long, what most have too; the first key always stays
+        told = {row.setting.label: " ".join(f"{key}={value}" for key, value in row.setting.values.items()
+                if key in keys and value != left_out.get(key)) for row in drawn}  # fmt: skip
+        if keys and len(set(told.values())) == len(told):
+            made = told
+        if max(map(len, made.values()), default=0) <= LONGEST[0]:
+            break
+    wide = next((w for w in LONGEST if len({short(text, w) for text in made.values()}) == len(made)), LONGEST[0])
+    cut = shorts(list(made.values()), wide)
+    common = len({injected(row.setting) for row in comparison.rows}) == 1
+    return {row.setting.label: (drawable(cut[made[row.setting.label]]) or "(all runs)")
+            + (" (injected)" if injected(row.setting) and not common else "") for row in drawn}  # fmt: skip
 
 
 def drawable(text: str) -> str:
@@ -128,7 +152,10 @@ def settings(comparison: Comparison, look: dict[str, Look], counted: set[int]) -
     if not rows:
         return None
     differ = any(row.difference.pairs for row in rows)
-    figure = _figure(6.9 if differ else 4.6, 0.9 + 0.3 * len(rows))
+    called = names(comparison, rows)
+    beside = [f"{called[r.setting.label]}  (n = {r.interval.n})" for r in rows]
+    width = max(6.9, 5.6 + LETTER * max(map(len, beside))) if differ else max(4.6, 3.2 + LETTER * max(map(len, beside)))
+    figure = _figure(width, 1.0 + 0.3 * len(rows))
     panels = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2)) if differ else [figure.subplots()]
     left = panels[0]
     for i, row in enumerate(rows):
@@ -141,13 +168,12 @@ def settings(comparison: Comparison, look: dict[str, Look], counted: set[int]) -
     base = next((row for row in rows if row.setting.label == comparison.baseline), None)
     if base is not None:
         left.axvline(base.interval.mean, color="#777777", lw=0.7, ls=(0, (2, 2)), zorder=1)
-    names = [f"{_label(r.setting)}  (n = {r.interval.n})" for r in rows]
-    left.set_yticks([-i for i in range(len(rows))], names)
+    left.set_yticks([-i for i in range(len(rows))], beside)
     left.set_ylim(-len(rows) + 0.4, 0.6)
     left.tick_params(axis="y", length=0)
     left.set_xlim(*span([x for row in rows for x in (*row.scores.values(), *_ends(row.interval))]))
-    left.xaxis.set_major_formatter(_numbers())
-    left.set_xlabel(_heading(comparison))
+    _few_ticks(left, 5)
+    left.set_xlabel("\n".join(wrap(_heading(comparison), 36)))
     left.grid(axis="x", color="#e6e6e6", lw=0.5)
     left.set_axisbelow(True)
     if differ:
@@ -161,6 +187,19 @@ def _ends(interval: Interval) -> list[float]:
 
 def _heading(comparison: Comparison) -> str:
     return drawable(short(metric_of(comparison.metric).heading, 60))
+
+
+def _few_ticks(axes: Any, most: int) -> None:
+    """At most so many steps between numbers, fewer where these are long, so that none runs into the next."""
+    from matplotlib.ticker import MaxNLocator
+
+    for bins in range(most, 1, -1):
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=bins, min_n_ticks=2))
+        low, high = axes.get_xlim()
+        marks = [float(v) for v in axes.xaxis.get_major_locator().tick_values(low, high) if low <= v <= high]
+        if sum(len(text) + 2 for text in aligned(marks)) <= 8 * most:
+            break
+    axes.xaxis.set_major_formatter(_numbers())
 
 
 def _forest(axes: Any, rows: Sequence[Row], look: dict[str, Look]) -> None:
@@ -179,7 +218,7 @@ def _forest(axes: Any, rows: Sequence[Row], look: dict[str, Look]) -> None:
                           textcoords="offset points", va="center", fontsize=7, color="#444444")  # fmt: skip
     there = [row.difference.interval for row in rows if row.difference.pairs]
     axes.set_xlim(*span([0.0, *(x for interval in there for x in _ends(interval))]))
-    axes.xaxis.set_major_formatter(_numbers())
+    _few_ticks(axes, 4)
     axes.tick_params(axis="y", length=0, labelleft=False)
     axes.set_xlabel("difference, paired")
     axes.grid(axis="x", color="#e6e6e6", lw=0.5)
@@ -191,7 +230,7 @@ def curves(comparison: Comparison, look: dict[str, Look], counted: set[int]) -> 
     rows = ordered(comparison)
     chosen = [row for row in rows[:MOST_CURVES] if row.setting.label != comparison.baseline]
     chosen = [*(row for row in rows if row.setting.label == comparison.baseline), *chosen]
-    metric = comparison.metric
+    metric, called = comparison.metric, names(comparison, chosen)
     every = {axis: [(row, settled(curve(row.setting, metric, axis), axis)) for row in chosen] for axis in Axis}
     drawn = {axis: [(row, found) for row, found in pairs if len(found.x)] for axis, pairs in every.items()}
     axes = [axis for axis, found in drawn.items() if found]
@@ -205,7 +244,10 @@ def curves(comparison: Comparison, look: dict[str, Look], counted: set[int]) -> 
             dash = (0, tuple(map(float, at.dash.split()))) if at.dash else "-"
             panel.fill_between(found.x, found.low, found.high, color=at.light, alpha=0.14, lw=0)
             panel.plot(found.x, found.mean, color=at.light, lw=1.3, ls=dash, marker=MARKERS[at.marker], ms=3.2,
-                       markevery=(0.05, 0.2), label=f"{_label(row.setting)} ({seeds_drawn(whole)})")  # fmt: skip
+                       markevery=(0.05, 0.2), label=f"{called[row.setting.label]} ({seeds_drawn(whole)})")  # fmt: skip
+            for i in lonely(found.mean):  # a line of one point has no length
+                panel.plot([found.x[i]] * 2, [found.low[i], found.high[i]], color=at.light, lw=1.0)
+                panel.plot([found.x[i]], [found.mean[i]], color=at.light, ls="", marker=MARKERS[at.marker], ms=3.2)
         panel.set_xlabel(AXES[axis])
         panel.grid(color="#eeeeee", lw=0.5)
         panel.set_axisbelow(True)
@@ -246,6 +288,7 @@ def mismatch(comparison: Comparison, look: dict[str, Look], counted: set[int]) -
     """Each run's score against its mismatch KL; hollow: the mismatch was injected."""
     figure = _figure(4.4, 3.2)
     axes, everywhere = figure.subplots(), list[tuple[float, float]]()
+    called = names(comparison, comparison.rows)
     for row in ordered(comparison):
         at, spots = look[row.setting.label], []
         for run in row.setting.runs:
@@ -258,7 +301,7 @@ def mismatch(comparison: Comparison, look: dict[str, Look], counted: set[int]) -
         everywhere += spots
         face = "none" if injected(row.setting) else at.light
         axes.scatter([x for x, _ in spots], [y for _, y in spots], s=20, facecolor=face, edgecolor=at.light, lw=1.0,
-                     marker=MARKERS[at.marker], label=_label(row.setting))  # fmt: skip
+                     marker=MARKERS[at.marker], label=called[row.setting.label])  # fmt: skip
     if not everywhere:
         return None
     hollow = ", hollow: injected" if any(injected(row.setting) for row in comparison.rows) else ""

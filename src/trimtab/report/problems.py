@@ -8,6 +8,7 @@ import numpy as np
 
 from trimtab.report.model import Problem, Row, Run, RunState
 from trimtab.report.score import Score, collapse, tail
+from trimtab.report.scored import Scored, shared
 
 NAMED = 3  # metrics named in one line
 SKIPPED = "train/nonfinite_steps"
@@ -64,6 +65,24 @@ def longer(beyond: Mapping[str, int], at: Mapping[str, int | None]) -> Iterator[
     for label, step in beyond.items():
         yield Problem("longer", label, f"its runs go on to step {step}: scored at step {at[label]}, the last that "
                       "every setting reaches; what comes after takes no part")  # fmt: skip
+
+
+def unequal(own: Scored, base: Scored) -> Iterator[Problem]:
+    """Pooled settings that only one of a setting and the baseline has: their means are not of the same."""
+    both = shared(own, base)
+    mine, theirs = sorted(own.variants - both), sorted(base.variants - both)
+    if not mine and not theirs:
+        return
+    parts = [f"{who}: {_some(names)}" for who, names in (("only it has", mine), ("only the baseline has", theirs))
+             if names]  # fmt: skip
+    over = f"the difference is over {_some(sorted(both))}" if both else "nothing can be paired, so it is untested"
+    yield Problem("unequal", own.setting.label, f"pooled over unequal settings, so its mean and rank are not of the "
+                  f"same as the baseline's ({'; '.join(parts)}); {over}")  # fmt: skip
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def superseded(pairs: Sequence[tuple[Run, Run]]) -> Iterator[Problem]:

@@ -62,10 +62,19 @@ def tail_mean(run: Run, metric: str, last: int, at: int | None = None) -> float 
     return math.fsum(finite) / len(finite) if len(finite) else None
 
 
-def score(run: Run, metric: str, last: int, at: int | None = None) -> Score:
+def ended_early(run: Run, goal: int | None) -> bool:
+    """Whether its last step is before 98% of ``goal``, though what follows may only not have been logged."""
+    if goal is None or not len(run.step):
+        return False
+    gap = int(np.min(np.diff(run.step), initial=goal)) if len(run.step) > 1 else 1  # each tenth may be logged alone
+    return int(run.step[-1]) + gap < goal and int(run.step[-1]) < NEAR * goal
+
+
+def score(run: Run, metric: str, last: int, at: int | None = None, goal: int | None = None) -> Score:
     """The run's score; none for a run that hasn't ended well, lacks the metric or ended with values not finite.
 
-    ``at``: the step to score it at; none either for a run that ended well before it.
+    ``at``: the step to score it at; none either for a run that ended well before it. ``goal``: the step that it should
+    end at; none for a run that ended before it.
     """
     match run.state:
         case RunState.failed | RunState.missing | RunState.running | RunState.preempted:
@@ -75,11 +84,14 @@ def score(run: Run, metric: str, last: int, at: int | None = None) -> Score:
     if run.state is RunState.unknown and not len(run.step):
         return Score(None, "nothing logged", "there is its config, but nothing logged that can be read")
     values, step = tail(run, metric, last, at)
-    if not len(values):
+    early = f"it ended at step {int(run.step[-1])} of {goal}: it has no score" if ended_early(run, goal) else ""
+    if not len(values) and not early:
         return Score(None, "no score", f"it never logged {metric} after step 0")
     bad = int(np.sum(~np.isfinite(values)))
     if bad:
         return Score(None, "non-finite", f"{bad} of its last {len(values)} {metric} are not finite (step {step})")
+    if early:
+        return Score(None, "shorter", early)
     if at is not None and step < NEAR * at:
         return Score(None, "shorter", f"its last {metric} is of step {step}, others reach {at}: it has no score")
     return Score(math.fsum(values) / len(values))
@@ -123,8 +135,8 @@ def step_noise(values: Floats) -> float:
     return 1.4826 * min(found, second)
 
 
-def fall(values: Floats, last: int, end: int, noise: float, flat: bool) -> tuple[int, float] | None:
-    """(the best window of ``last`` values, mean of the ``end`` last values) where that is a collapse, else None."""
+def fall(values: Floats, last: int, end: int, noise: float, flat: bool) -> int | None:
+    """The best window of ``last`` values where the ``end`` last values are a collapse from it, else None."""
     means = window_means(values, last)
     at = int(np.argmax(means))
     now = float(np.mean(values[-end:]))
@@ -133,7 +145,7 @@ def fall(values: Floats, last: int, end: int, noise: float, flat: bool) -> tuple
     sure = SURE / math.sqrt(last) if end == last else SURE_LATE / math.sqrt(end)
     if lost <= noise * (chance + sure) or (lost <= max(gain, abs(best) / 2) / 2 and not flat):
         return None
-    return at, now
+    return at
 
 
 def collapsed(run: Run, metric: str, last: int, lower: bool = False) -> str:
@@ -158,12 +170,12 @@ def collapsed(run: Run, metric: str, last: int, lower: bool = False) -> str:
     for end in dict.fromkeys((last, *(e for e in LATE if e < last))):
         if end == last and len(values) < 2 * last:
             continue
-        found = fall(values, last, end, noise, flat and end == last)
-        if found is not None:
-            at, now = found
+        at = fall(values, last, end, noise, flat and end == last)
+        if at is not None:
             peak = sign * float(window_means(values, last)[at])
             told = f"{metric} {'rose' if lower else 'fell'} from {peak:.3g} (about step {int(steps[at + last - 1])})"
-            told += f" to {sign * now:.3g}" + (f" in its last {end} value{'s' * (end > 1)}" if end < last else "")
+            told += f" to {sign * float(values[-1]):.3g} (step {int(steps[-1])})"
+            told += f" in its last {end} value{'s' * (end > 1)}" if end < last else ""
             return told + (f", entropy to {entropy:.2g} nats" if flat else "")
     return ""
 

@@ -65,18 +65,19 @@ def group(runs: Sequence[Run], by: Sequence[str] = ()) -> Grouping:
         cells.setdefault(cell(config, keys), []).append(i)
     labels = unique_labels([label_of(at, [names[k] for k in keys]) for at in cells])
     settings, superseded, variants = [], [], {}
+    of_pooled = short_names(pooled, differing)
     for label, (at, members) in zip(labels, cells.items(), strict=True):
         tags = {i: cell(configs[i], pooled) for i in members}
         kept, dropped = latest([(runs[i], tags[i]) for i in members])
         superseded += dropped
         settings.append(Setting(label, dict(zip((names[k] for k in keys), at, strict=True)), tuple(kept)))
-        variants[label] = {id(runs[i]): " ".join(tags[i]) for i in members}
+        variants[label] = {id(runs[i]): label_of(tags[i], [of_pooled[k] for k in pooled]) for i in members}
     return Grouping(
         settings=tuple(settings),
         keys=tuple(names[key] for key in keys),
         superseded=tuple(superseded),
-        implied=() if asked else tuple(key for key in differing if key not in keys),
-        pooled=tuple(short_names(pooled, differing)[key] for key in pooled),
+        implied=tuple(key for key in differing if key not in keys and key not in pooled),
+        pooled=tuple(of_pooled[key] for key in pooled),
         variants=variants,
     )
 

@@ -331,7 +331,8 @@ def runs_csv(comparison: Comparison, runs: Sequence[Run]) -> str:
             "run": run.name, "setting": at.label if at else None,
             **{f"config.{key}": value for key, value in (at.values.items() if at else ())},
             "seed": run.seed, "state": run.state.value, "counts": "yes" if at else "superseded",
-            "score": scores[id(run)] if at else score(run, comparison.metric, comparison.last).value,
+            "score": scores[id(run)] if at else score(
+                run, comparison.metric, comparison.last, goal=run.planned).value,
             "attempt": run.attempt,
             "last_step": _last_step(run), "planned_steps": run.planned,
             "seconds": _end(run, Axis.wall), "tokens": _end(run, Axis.tokens), "injected": run.injected,

@@ -42,6 +42,13 @@ def prepare_environment(eager: bool) -> None:
         raise EngineError(INSTALL)
 
 
+def preload(eager: bool) -> None:
+    """Import vLLM, 5 s and more, without starting an engine."""
+    prepare_environment(eager)
+    with quiet():
+        from vllm import LLM  # noqa: F401
+
+
 def wanted_quiet() -> bool:
     """Whether vLLM's messages below an error are unwanted."""
     return os.environ.get("VLLM_LOGGING_LEVEL", "ERROR") in ("ERROR", "CRITICAL")

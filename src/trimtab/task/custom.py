@@ -33,7 +33,7 @@ def locate(path: str | None) -> Callable[..., Any]:
         raise ConfigError(f"task.path={path}: task=custom needs an import path, task.path=package.module:name")
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)  # last: a sweep's copy of the module comes first
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError) as error:

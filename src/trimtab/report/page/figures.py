@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trimtab.report.curves import Axis, Curve
+from trimtab.report.curves import Axis, Curve, lonely
 from trimtab.report.model import Run
 from trimtab.report.page.svg import Scale, axes, coordinate, line, marker, path, room, span, tag
 from trimtab.report.page.text import aligned, big, duration, esc, fixed, number, short
@@ -103,7 +103,8 @@ def _panel(v: View, key: str, found: Mapping[str, Curve]) -> str:
     x = Scale(min(steps), max(max(steps), min(steps) + 1), room(y, 46, 3), 312)
     drawn = [axes(x, y, "", most_x=3, most_y=3)]
     for label, curve in found.items():
-        drawn.append(group(v, label, tag("path", d=line(curve.x, curve.mean, x, y), class_="line thin")))
+        dots = [marker("circle", x(curve.x[i]), y(curve.mean[i]), "dot", size=0.7) for i in lonely(curve.mean)]
+        drawn.append(group(v, label, tag("path", d=line(curve.x, curve.mean, x, y), class_="line thin"), *dots))
     last = "; ".join(f"{v.short[label]}: {number(_last(curve))}" for label, curve in list(found.items())[:12])
     chart = tag("svg", *drawn, viewBox="0 0 320 152", class_="chart", role="img",
                 aria_label=f"{metric.title} by step. Last values: {last}")  # fmt: skip
@@ -248,11 +249,16 @@ def _bar(value: float | None, most: float, key: str, title: str) -> str:
     return tag("td", bar, tag("span", text), data_label=title)
 
 
+def _marked(v: View, label: str) -> str:
+    setting = next(s for s in v.settings if s.label == label)
+    return tag("span", "injected", class_="badge injected") if injected(setting) and not everywhere(v) else ""
+
+
 def legend(v: View) -> str:
     """A toggle for each setting, over all figures of the page."""
     buttons = [
-        tag("button", name(v, label, badge=False), type="button", aria_pressed="true" if v.shown(label) else "false",
-            data_s=v.index[label])
+        tag("button", name(v, label, badge=False) + _marked(v, label), type="button",
+            aria_pressed="true" if v.shown(label) else "false", data_s=v.index[label])
         for label in v.index
     ]  # fmt: skip
     shown = sum(v.shown(label) for label in v.index)

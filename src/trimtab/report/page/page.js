@@ -254,6 +254,9 @@ function lineOf(xs, ys, x, y, log) {
   return d;
 }
 
+// Values without a neighbour: a line has no length there, so they need a dot.
+const lonely = (ys) => ys.flatMap((v, i) => (v !== null && (ys[i - 1] ?? null) === null && (ys[i + 1] ?? null) === null ? [i] : []));
+
 function bandOf([, xs, , low, high], x, y, log) {
   let d = "";
   let from = -1;
@@ -344,6 +347,15 @@ function draw() {
   if (bands) for (const curve of curves) inside.append(make("path", { d: bandOf(curve, x, y, log), class: `band c${curve[0]}` }));
   for (const [s, at, ys] of runs) inside.append(make("path", { d: lineOf(at, ys, x, y, log), class: `line single c${s}` }));
   for (const curve of curves) inside.append(make("path", { d: lineOf(curve[1], curve[2], x, y, log), class: `line c${curve[0]}` }));
+  for (const [c, at, mean, low, high] of curves) for (const i of lonely(mean)) {
+    if (log && mean[i] <= 0) continue;
+    const [px, py] = [x(at[i]), y(mean[i])];
+    if (bands && low[i] !== null && high[i] !== null)
+      inside.append(make("line", { x1: px, x2: px, y1: y(log ? Math.max(low[i], y.low) : low[i]), y2: y(high[i]), class: `line thin lone c${c}` }));
+    inside.append(make("circle", { cx: px, cy: py, r: 3.6, class: `dot lone c${c}` }));
+  }
+  for (const [s, at, ys] of runs) for (const i of lonely(ys))
+    if (!log || ys[i] > 0) inside.append(make("circle", { cx: x(at[i]), cy: y(ys[i]), r: 2.2, class: `dot lone c${s}` }));
   const mark = make("line", { y1: 12, y2: y.start, x1: 0, x2: 0, class: "cursor", visibility: "hidden" });
   svg.append(mark);
   place.append(svg);

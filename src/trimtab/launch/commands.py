@@ -1,0 +1,310 @@
+"""``trimtab sweep status|watch|logs|cancel|resume|collect``."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trimtab.errors import DataError
+from trimtab.launch import table
+from trimtab.launch.files import SweepFolder
+from trimtab.launch.follow import Screen, by_hand, clusters_of, follow, resubmit, submitter, watch
+from trimtab.launch.model import RunStatus, Sweep
+from trimtab.launch.status import Survey, survey
+from trimtab.spec.launch import Backend, SweepSpec
+
+MULTIRUN = Path("multirun")
+HELP: Mapping[str, tuple[str, str]] = {
+    "status": ("its runs: state, step, reward, why", """\
+One line a run, counts on top. States come from squeue, sacct, the run's result.json and its status.json:
+
+completed   it left a result in the attempt that counts
+running     with its step and training reward        pending    in a queue, held or requeued, with SLURM's reason
+failed      with the first line of its error         suspended  by SLURM; goes on later
+timed_out, preempted, out_of_memory, node_failed, cancelled     how its last job ended
+lost        its cluster does not know the job any more, and it left no result
+unknown     its cluster cannot be reached: it may be running
+unsubmitted no job was made for it yet
+
+Exit code: 0 when each run is completed or on its way, 1 when one failed, ended otherwise, waits for `resume` or is
+unknown, 2 for a command line that can't be read."""),
+    "watch": ("status, again and again until all have ended", """\
+The table in place on a terminal, a line when something changes elsewhere. Ctrl-C ends the watching only. Nothing is
+submitted: that does `resume`, or wait=true. Exit code as for status."""),
+    "logs": ("what its runs printed", """\
+Without RUN the last lines of each run's log, with RUN the whole. -f goes on as the log grows until the run has ended.
+--job shows what the job printed around its runs: set-up lines, SLURM's own words, a crash before the run began.
+Exit code: 0, 1 when there is no such run or log."""),
+    "cancel": ("end its jobs", """\
+All jobs of the sweep that have not ended, or only some. A job is ended on its own cluster, and only when its name there
+holds the batch's id: numbers are used on several clusters, and again. Runs save and end; `resume` goes on with them.
+A job that carries other runs too is left alone unless all its unfinished runs are chosen.
+Exit code: 0, 1 when a job could not be ended or its cluster was not reached."""),
+    "resume": ("submit what is missing or failed", """\
+Submits the runs that are not completed and have no job: never one that is queued, running or unknown. Failed and
+cancelled runs go again, others within launch.retries. A run goes on from its last checkpoint. Config and code are those
+of the first submission. A local sweep is carried out here. Exit code: 0, 1 when something could not be submitted or,
+for a local sweep, a run failed."""),
+    "collect": ("one line of results a run, as CSV and JSON", """\
+Writes results.csv and results.json into the sweep's folder (or --out): each distinct run once, with its overrides, its
+state and the result of the attempt that counts. Exit code as for status."""),
+}  # fmt: skip
+
+
+def add(below: Any) -> None:
+    """Hang the commands below ``trimtab sweep``."""
+    made = {}
+    for name, call in (("status", run_status), ("watch", run_watch), ("logs", run_logs), ("cancel", run_cancel),
+                       ("resume", run_resume), ("collect", run_collect)):  # fmt: skip
+        made[name] = command = below.add_parser(
+            name, description=HELP[name][1], formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        command.set_defaults(call=surviving(call))
+        command.add_argument("sweep", nargs="?", metavar="SWEEP", help="a sweep's folder; default: newest in multirun/")
+        if name != "logs":
+            command.add_argument("--json", action="store_true", help="one line of JSON instead of text")
+    made["status"].add_argument("--wide", action="store_true", help="whole lines on a terminal, too")
+    made["watch"].add_argument("--every", type=_seconds, default=5.0, metavar="S", help="seconds between looks (5)")
+    made["logs"].add_argument("run", nargs="?", metavar="RUN", help="name, a part of it that fits one run, or its job")
+    made["logs"].add_argument("-f", "--follow", action="store_true", help="go on as the log grows")
+    made["logs"].add_argument("--job", action="store_true", help="what the job printed instead of the run")
+    made["logs"].add_argument("-n", type=int, metavar="LINES", help="last lines only")
+    for name in ("cancel", "resume"):
+        made[name].add_argument("--run", action="append", default=[], metavar="RUN", help="only this one; repeatable")
+        made[name].add_argument("--dry-run", action="store_true", help="say what would be done")
+    only = made["cancel"].add_mutually_exclusive_group()
+    only.add_argument("--pending", action="store_true", help="only jobs that have not begun")
+    only.add_argument("--failed", action="store_true", help="only jobs in which a run has failed")
+    made["resume"].add_argument("--all", action="store_true", help="also what used up its retries")
+    made["resume"].add_argument("--wait", action="store_true", help="follow it to its end, like wait=true")
+    made["collect"].add_argument("--out", metavar="DIR", help="where to write them; default: the sweep's folder")
+
+
+def surviving(call: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """The same command, quiet when its reader goes away (``… | head``)."""
+
+    def called(options: argparse.Namespace) -> int:
+        try:
+            code = call(options)
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else flushing at exit fails
+            return 0
+
+    return called
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError("seconds above 0")
+    return value
+
+
+# -- what a command works on -----------------------------------------------------------------------------------------
+
+
+class Opened:
+    """A sweep's folder, its manifest, its options and its clusters."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = SweepFolder(path)
+        self.sweep: Sweep = self.folder.sweep()
+        self.spec: SweepSpec = spec_of(self.sweep)
+        self.clusters = clusters_of(self.spec)
+
+    def survey(self) -> Survey:
+        """The runs as they are now."""
+        return survey(self.folder, self.clusters)
+
+    def runs(self, given: Sequence[str], runs: Sequence[RunStatus]) -> list[RunStatus]:
+        """Those that ``given`` names, all when it names none."""
+        return [found for text in given for found in pick(text, runs)] if given else list(runs)
+
+
+def opened(given: str | None) -> Opened:
+    """The sweep at ``given``, or the newest below multirun/. DataError when there is none."""
+    if given is not None:
+        path = Path(given).expanduser()
+        return Opened(path.parent if path.name == "sweep.json" else path)
+    found = sorted(MULTIRUN.glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise DataError(f"there is no sweep below {MULTIRUN}/; give a sweep's folder, or start one: python -m run -m …")
+    return Opened(found[-1].parent)
+
+
+def spec_of(sweep: Sweep) -> SweepSpec:
+    """The options that the sweep was started with."""
+    from trimtab.config.convert import sweep_from_dict
+
+    return sweep_from_dict(sweep.launch)
+
+
+def pick(text: str, runs: Sequence[RunStatus]) -> list[RunStatus]:
+    """The run of that name, short name, job, or the only one whose name holds ``text``; ``*`` may stand for several."""
+    names = table.short_names([run.run for run in runs])
+    exact = [run for run in runs if text in (run.run.dir, names[run.run.dir], f"{run.cluster}:{run.job}")]
+    if exact:
+        return exact
+    if any(mark in text for mark in "*?"):
+        found = [run for run in runs if fnmatch.fnmatchcase(run.run.dir, text)]
+    else:
+        found = [run for run in runs if text in run.run.dir]
+        if len(found) > 1:
+            raise DataError(f"{text} fits {len(found)} runs, {found[0].run.dir} and {found[1].run.dir} among them")
+    if not found:
+        raise DataError(f"no run is called {text}; trimtab sweep status lists them")
+    return found
+
+
+def name_of(sweep: Sweep, folder: SweepFolder) -> str:
+    """What a person calls the sweep."""
+    return sweep.sweep or folder.path.name
+
+
+# -- the commands ----------------------------------------------------------------------------------------------------
+
+
+def run_status(options: argparse.Namespace) -> int:
+    """``trimtab sweep status``."""
+    at = opened(options.sweep)
+    seen = at.survey()
+    show(at, seen, options.json, wide=options.wide)
+    return table.exit_code(seen.runs)
+
+
+def show(at: Opened, seen: Survey, as_json: bool, wide: bool = False) -> None:
+    """Print the sweep as it is."""
+    name = name_of(at.sweep, at.folder)
+    if as_json:
+        print(table.as_json(name, str(at.folder.path), at.sweep.combinations, seen.runs, seen.remarks))
+        return
+    plain = not (sys.stdout.encoding or "").lower().startswith("utf")
+    print(table.headline(name, seen.runs, at.sweep.combinations))
+    print(table.progress(seen.runs, plain))
+    for remark in seen.remarks:
+        print(f"note: {remark}")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() and not wide else None
+    print("\n".join(table.lines(seen.runs, width)))
+
+
+def run_watch(options: argparse.Namespace) -> int:
+    """``trimtab sweep watch``."""
+    at = opened(options.sweep)
+    screen = Screen(name_of(at.sweep, at.folder), at.sweep.combinations)
+
+    def shown(seen: Survey) -> None:
+        if options.json:
+            show(at, seen, True)
+            sys.stdout.flush()
+        else:
+            screen(seen)
+
+    try:
+        return table.exit_code(watch(at.folder, at.clusters, shown, options.every))
+    except KeyboardInterrupt:
+        print(f"\nnot watched any more; the sweep goes on: trimtab sweep status {at.folder.path}")
+        return 0
+
+
+def run_logs(options: argparse.Namespace) -> int:
+    """``trimtab sweep logs``."""
+    from trimtab.launch import logs
+
+    given, wanted = options.sweep, options.run
+    if given is not None and wanted is None and not Path(given).expanduser().exists():
+        given, wanted = None, given  # trimtab sweep logs RUN
+    at = opened(given)
+    runs = at.survey().runs
+    chosen = pick(wanted, runs) if wanted is not None else runs
+    return logs.show(at.folder, chosen, at.survey, options, whole=wanted is not None)
+
+
+def run_cancel(options: argparse.Namespace) -> int:
+    """``trimtab sweep cancel``."""
+    from trimtab.launch.cancel import cancel, choose
+
+    at = opened(options.sweep)
+    seen = at.survey()
+    wanted = {run.run.dir for run in at.runs(options.run, seen.runs)}
+    jobs, said = choose(at.folder, seen.runs, wanted, pending=options.pending, failed=options.failed)
+    outcome = cancel(at.folder, jobs, at.clusters, dry_run=options.dry_run)
+    done = {"cancelled": outcome.ended, "failed": [*seen.remarks, *outcome.failed], "left": said}
+    return report(done, options.json, f"nothing of {at.folder.path} to cancel")
+
+
+def run_resume(options: argparse.Namespace) -> int:
+    """``trimtab sweep resume``."""
+    at = opened(options.sweep)
+    seen = at.survey()
+    chosen, said = by_hand(at.runs(options.run, seen.runs), at.spec.launch.retries, options.all)
+    for line in (*seen.remarks, *said):
+        print(f"note: {line}", file=sys.stderr)
+    if not chosen or options.dry_run:
+        done = {"resumed" if chosen else "nothing": [run.run.dir for run in chosen]}
+        report(done, options.json, f"nothing of {at.folder.path} to submit: {counted(seen.runs)}")
+        return 1 if seen.remarks else 0
+    return submit(at, chosen, options)
+
+
+def submit(at: Opened, chosen: Sequence[RunStatus], options: argparse.Namespace) -> int:
+    """Submit the chosen runs, or carry them out here."""
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr if options.json else sys.stdout)  # noqa: E731
+    if at.spec.launch.backend is Backend.local:
+        from trimtab.launch.local import carry_out
+
+        carry_out(at.folder, [run.run for run in chosen], at.spec, say)
+    else:
+        resubmit(at.folder, at.spec, chosen, submitter(), say)
+        if options.wait:
+            screen = Screen(name_of(at.sweep, at.folder), at.sweep.combinations, sys.stderr if options.json else None)
+            follow(at.folder, at.spec, screen, at.clusters, say=say)
+    seen = at.survey()
+    show(at, seen, options.json)
+    names = {run.run.dir for run in chosen}
+    return table.exit_code([run for run in seen.runs if run.run.dir in names])
+
+
+def run_collect(options: argparse.Namespace) -> int:
+    """``trimtab sweep collect``."""
+    from trimtab.launch.collect import collected, write
+
+    at = opened(options.sweep)
+    seen = at.survey()
+    rows = collected(at.folder, seen.runs)
+    out = Path(options.out).expanduser() if options.out else at.folder.path
+    written = write(out, at.sweep, rows)
+    if options.json:
+        print(written.read_text().strip())
+    else:
+        print(f"{counted(seen.runs)}; written: {out / 'results.csv'}, {out / 'results.json'}")
+    for remark in seen.remarks:
+        print(f"note: {remark}", file=sys.stderr)
+    return table.exit_code(seen.runs)
+
+
+def counted(runs: Sequence[RunStatus]) -> str:
+    """``4 completed, 3 running``."""
+    return ", ".join(f"{n} {state.value}" for state, n in table.counts(runs).items())
+
+
+def report(done: Mapping[str, Sequence[str]], as_json: bool, nothing: str) -> int:
+    """Print what was done, by what it was; 1 when something of it failed."""
+    import json
+
+    if as_json:
+        print(json.dumps(done, ensure_ascii=False))
+    elif not any(done.values()):
+        print(nothing)
+    else:
+        for what, entries in done.items():
+            for entry in entries:
+                print(f"{what}: {entry}", file=sys.stderr if what == "failed" else sys.stdout)
+    return 1 if done.get("failed") else 0

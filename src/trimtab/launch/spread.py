@@ -1,0 +1,75 @@
+"""How many jobs go to which cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trimtab.launch.clusters import Capacity
+from trimtab.spec.launch import ClusterSpec, ResourceSpec
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a cluster offers to jobs of one class.
+
+    ``room``: jobs that could start now; ``size``: jobs that the whole partition holds; ``waiting``: jobs ahead of ours
+    in the queue; ``cap``: jobs that may be added, None: any number; ``wait``: seconds until the next one would start,
+    where SLURM has an estimate.
+    """
+
+    cluster: str
+    room: int
+    size: int
+    waiting: int = 0
+    cap: int | None = None
+    weight: float = 1.0
+    wait: float = 0.0
+
+
+def offer(name: str, spec: ClusterSpec, capacity: Capacity, asked: ResourceSpec, live: int, wait: float = 0.0) -> Offer:
+    """``live``: jobs of this sweep that are there already; ``wait``: as SLURM estimates it."""
+    caps = [] if spec.max_jobs is None else [spec.max_jobs - live]
+    caps += [] if capacity.max_submit is None else [capacity.max_submit]
+    room, size = (
+        _fits(capacity.free_cpus, capacity.free_gpus, asked),
+        _fits(capacity.all_cpus, capacity.all_gpus, asked),
+    )
+    room = max(0, room - capacity.waiting)  # those ahead are taken to be like ours
+    return Offer(name, room, max(size, 1), capacity.waiting, max(min(caps), 0) if caps else None, spec.weight, wait)
+
+
+def _fits(cpus: int, gpus: int, asked: ResourceSpec) -> int:
+    by_cpus = cpus // max(1, asked.cpus * asked.tasks_per_node * asked.nodes)
+    return min(by_cpus, gpus // (asked.gpus * asked.nodes)) if asked.gpus else by_cpus
+
+
+def spread(jobs: int, offers: Sequence[Offer]) -> dict[str, int]:
+    """Share ``jobs``: what is free first, in proportion to weight and room; the rest to where it waits least.
+
+    Clusters of weight 0 take what the caps of the others leave. The sum is less when all caps are reached.
+    """
+    share = {one.cluster: 0 for one in offers}
+    for group in ([one for one in offers if one.weight > 0], [one for one in offers if one.weight <= 0]):
+        while sum(share.values()) < jobs:
+            open_ = [one for one in group if one.cap is None or share[one.cluster] < one.cap]
+            if not open_:
+                break
+            best = min(open_, key=lambda one: _cost(one, share[one.cluster]))
+            share[best.cluster] += 1
+    return share
+
+
+def _cost(one: Offer, given: int) -> tuple[bool, float]:
+    """What the next job costs: (whether it has to wait, how long in units of its cluster's size)."""
+    weight = one.weight or 1.0
+    if given < one.room and one.wait < 60:
+        return False, (given + 1) / (weight * one.room)
+    queue = max(given - one.room, 0) + one.waiting + 1
+    return True, (queue / one.size + one.wait / 3600) / weight
+
+
+def chunks(count: int, largest: int) -> list[int]:
+    """``count`` slots as arrays of at most ``largest``, as equal as can be."""
+    arrays = -(-count // max(1, largest))
+    return [count // arrays + (i < count % arrays) for i in range(arrays)]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.launch.clusters import Capacity
-from trimtab.launch.spread import Offer, chunks, offer, spread
+from trimtab.launch.spread import Offer, chunks, offer, spread, used
 from trimtab.spec.launch import ClusterSpec, ResourceSpec
 
 
@@ -93,3 +93,9 @@ def test_jobs_that_wait_take_room_and_limits_make_the_cap() -> None:
     assert offer("a", ClusterSpec(), capacity, ResourceSpec(), live=0) == Offer("a", 3, 8, 5, 30)
     assert offer("a", ClusterSpec(max_jobs=10), capacity, ResourceSpec(), live=4).cap == 6
     assert offer("a", ClusterSpec(max_jobs=10), capacity, ResourceSpec(), live=40).cap == 0
+
+
+def test_what_was_sent_is_no_longer_free() -> None:
+    left = used(Capacity(16, 4, 32, 8, 0, 1001, 5), ResourceSpec(cpus=2, gpus=1, nodes=2), 2)
+    assert left == Capacity(8, 0, 32, 8, 0, 1001, 3)
+    assert used(left, ResourceSpec(cpus=8), 9) == Capacity(0, 0, 32, 8, 0, 1001, 0)

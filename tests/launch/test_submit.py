@@ -239,7 +239,9 @@ def test_an_unreachable_cluster_is_said_and_the_other_takes_everything(
 
 
 @pytest.mark.slurm
-def test_a_refusal_is_recorded_and_the_runs_go_to_the_next_cluster(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_refusal_is_recorded_and_the_runs_go_to_the_next_cluster(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """beta's limit is met while it is submitted to; alpha takes the rest."""
     slurm.client("alpha", "sacctmgr", "-i", "modify", "user", "root", "where", "cluster=beta", "set", "maxsubmitjobs=4")
     try:
@@ -254,6 +256,13 @@ def test_a_refusal_is_recorded_and_the_runs_go_to_the_next_cluster(slurm: Slurm,
         assert said[-1].startswith("4 runs of class default are not submitted")
         batches = submit(folder, spec, folder.sweep().runs, said.append)
         assert Counter(batch.cluster for batch in batches for _ in batch.slots) == {"alpha": 16}
+        monkeypatch.setattr(Cluster, "_max_submit", lambda self, name: None)  # as on a site that doesn't tell
+        slurm.client("beta", "scancel", "--user=root")
+        wait_until(lambda: not slurm.jobs("beta"), 30, "end of the jobs")
+        blind = sweep(tmp_path / "blind", one, 8, sleep=3)
+        batches = submit(blind, one, blind.sweep().runs, said.append)
+        assert [len(batch.slots) for batch in batches] == [4]  # eight were refused, then half of them taken
+        assert [len(batch.slots) for batch in blind.all_batches() if "limit" in batch.refused] == [8, 4, 2, 1]
     finally:
         slurm.client(
             "alpha", "sacctmgr", "-i", "modify", "user", "root", "where", "cluster=beta", "set", "maxsubmitjobs=-1"
@@ -293,15 +302,15 @@ def test_caps_weights_and_classes(slurm: Slurm, tmp_path: Path) -> None:
     clusters = both(slurm)
     clusters["alpha"] = replace(clusters["alpha"], max_jobs=3)
     clusters["beta"] = replace(clusters["beta"], max_jobs=2, weight=0.0)
-    spec = spec_of(clusters, gpu=ResourceSpec(cpus=1, gpus=1, minutes=7))
+    spec = spec_of(clusters, a_gpu=ResourceSpec(cpus=1, gpus=1, minutes=7))
     folder = sweep(tmp_path / "s", spec, 8, sleep=600)
-    runs = [replace(run, resources="gpu" if i < 2 else "default") for i, run in enumerate(folder.sweep().runs)]
+    runs = [replace(run, resources="a_gpu" if i < 2 else "default") for i, run in enumerate(folder.sweep().runs)]
     folder.write_sweep(replace(folder.sweep(), runs=tuple(runs)))
     said: list[str] = []
     batches = submit(folder, spec, runs, said.append)
     assert Counter(batch.cluster for batch in batches for _ in batch.slots) == {"alpha": 3, "beta": 2}
     assert said[-1].startswith("3 runs of class") and submit(folder, spec, runs, quiet) == []
-    gpu = next(batch for batch in batches if batch.resources == "gpu")
+    gpu = next(batch for batch in batches if batch.resources == "a_gpu")
     shown = slurm.client(gpu.cluster, "scontrol", "show", "job", str(gpu.job))
     assert "gres:gpu:1" in shown and "TimeLimit=00:07:00" in shown
 

@@ -290,3 +290,15 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("large") / "page.html"
     path.write_text(page(compare(runs), runs), encoding="utf-8")
     return path
+
+
+def test_a_piece_of_a_curve_of_one_point_has_a_dot_and_its_interval(browser: Browser, tmp_path: Path) -> None:
+    runs = [run_in_memory({"algo.name": name}, seed, [0.1, 0.3, 0.5, 0.5 + 0.1 * seed, 0.55 + 0.1 * seed][:steps])
+            for name in ("standard", "bypass") for seed, steps in enumerate((5, 5, 4))]  # fmt: skip
+    path = tmp_path / "page.html"
+    path.write_text(page(compare(runs), runs), encoding="utf-8")
+    tab = browser.open(path, DESKTOP)
+    tab.value('document.getElementById("tab-curves").click()')
+    for shape in ("circle", "line"):
+        drawn = tab.value(f'[...document.querySelectorAll("#explorer {shape}.lone")].map(e => e.getBBox().height)')
+        assert len(drawn) == 2 and min(drawn) > 1, shape

@@ -108,7 +108,7 @@ def test_by_narrows_pools_and_extends() -> None:
     assert narrow.pooled == ("level",)
     assert [len(s.runs) for s in narrow.settings] == [4, 4]
     assert narrow.superseded == ()
-    assert {narrow.variants["algo=standard"][id(run)] for run in runs[:4]} == {"token", "sequence"}
+    assert {narrow.variants["algo=standard"][id(run)] for run in runs[:4]} == {"level=token", "level=sequence"}
     wide = group(runs, ["algo", "level", "optim.lr"])
     assert wide.settings[0].label == "algo=standard level=token lr=0.0003"
     assert group(runs, ["tis_level", "algo.name"]).keys == ("level", "algo")

@@ -204,7 +204,7 @@ def _make(section: str, layers: Sequence[str], overrides: Sequence[str]) -> Any:
 @cache
 def _piece(text: str) -> Optional[Piece]:
     """The override, taken apart; None for one that is not plain, or not right."""
-    if "${" in text or "???" in text:
+    if _refers(text):
         return None
     override = _parsed(text)
     if override is None or override.package is not None or override.is_sweep_override():
@@ -243,7 +243,14 @@ def _is_plain(value: Any, key: str) -> bool:
     """Scalars and lists of them; rules of ``mis.reject`` are dicts that the schema completes."""
     if isinstance(value, list):
         return all(_is_plain(one, "") or (key == "mis.reject" and isinstance(one, dict)) for one in value)
-    return value is None or isinstance(value, (bool, int, float, str))
+    if isinstance(value, str):
+        return not _refers(value)  # a sweep hands its texts on escaped: the text itself may not show it
+    return value is None or isinstance(value, (bool, int, float))
+
+
+def _refers(text: str) -> bool:
+    """Whether it looks up something else, or is OmegaConf's word for a missing value."""
+    return "${" in text or "???" in text
 
 
 def converted(key: str, value: Any) -> Optional[tuple[Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trimtab.launch.clusters import Capacity
 from trimtab.spec.launch import ClusterSpec, ResourceSpec
@@ -42,6 +42,14 @@ def offer(name: str, spec: ClusterSpec, capacity: Capacity, asked: ResourceSpec,
 def _fits(cpus: int, gpus: int, asked: ResourceSpec) -> int:
     by_cpus = cpus // max(1, asked.cpus * asked.tasks_per_node * asked.nodes)
     return min(by_cpus, gpus // (asked.gpus * asked.nodes)) if asked.gpus else by_cpus
+
+
+def used(capacity: Capacity, asked: ResourceSpec, jobs: int) -> Capacity:
+    """What is left once these jobs are there too."""
+    cpus = capacity.free_cpus - jobs * asked.cpus * asked.tasks_per_node * asked.nodes
+    gpus = capacity.free_gpus - jobs * asked.gpus * asked.nodes
+    submit = None if capacity.max_submit is None else max(capacity.max_submit - jobs, 0)
+    return replace(capacity, free_cpus=max(cpus, 0), free_gpus=max(gpus, 0), max_submit=submit)
 
 
 def spread(jobs: int, offers: Sequence[Offer]) -> dict[str, int]:

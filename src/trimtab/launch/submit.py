@@ -25,7 +25,7 @@ from trimtab.launch.clusters import PATIENCE, Capacity, Cluster, ClusterError, U
 from trimtab.launch.files import SweepFolder
 from trimtab.launch.model import Batch, PlannedRun, RunStatus, Slot, State
 from trimtab.launch.slurm import NAME, ClusterExecutor, Sheet
-from trimtab.launch.spread import Offer, chunks, offer, spread
+from trimtab.launch.spread import Offer, chunks, offer, spread, used
 from trimtab.launch.status import note_cause, survey
 from trimtab.spec.launch import ResourceSpec, SweepSpec
 
@@ -308,6 +308,7 @@ class Sender:
                 continue
             taken.append(self.folder.write_batch(batch, job=job, array=size > 1, script=_script(batch)))
             self._live[cluster] += size
+            self._capacity[cluster] = used(self._capacity[cluster], self.spec.launch.classes[name], size)
             slots = slots[size:]
         return slots
 

@@ -42,7 +42,8 @@ How to read it
               comparisons. better, worse: corrected p <= 0.05. undecided: too few seeds, or no difference.
   lost seeds  better and worse must also hold with lost seeds counted: for better the setting's at the worst score of
               all runs and the baseline's at the best, for worse the other way round.
-  length      all are scored at the last step that every setting reaches, unless the number of steps is a setting.
+  length      all are scored at the last step that every setting reaches, unless the number of steps is a setting. A run
+              that ended before its planned steps has no score, and does not shorten the others.
   problems    failed, missing, unfinished, non-finite, collapsed and superseded runs; settings that lack seeds.
   superseded  of runs with one setting and seed a completed one counts before others, then the last attempt.
 

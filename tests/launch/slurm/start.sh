@@ -130,6 +130,7 @@ AccountingStorageHost=127.0.0.1
 AccountingStoragePort=$((base + 1))
 AccountingStoragePass=$socket
 AccountingStoreFlags=job_comment
+AccountingStorageEnforce=limits,qos
 END
     for ((n = 1; n <= nodes; n++)); do
         gres=""

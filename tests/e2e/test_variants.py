@@ -14,6 +14,7 @@ from e2e.program import BATCH, VARIED, Program, lines, logged, rows, series, sta
 ALGOS = ("standard", "bypass", "decoupled", "on_policy", "reinforce")
 SMALL = (*BATCH, *VARIED, "evaluation.every=0")
 TRANSFORMERS = ("rollout=transformers", *SMALL)
+IN_TURN = ("-m", "hydra/launcher=basic")  # in one process, folders by number
 
 
 @pytest.mark.slow
@@ -65,7 +66,7 @@ def test_a_replay_does_not_lose_its_own_recording(program: Program, tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_sweep_in_one_process(program: Program, tmp_path: Path) -> None:
-    program.good(*TRANSFORMERS, "-m", f"algo={','.join(ALGOS)}", "steps=2", "hydra.sweep.dir=sweep")
+    program.good(*TRANSFORMERS, *IN_TURN, f"algo={','.join(ALGOS)}", "steps=2", "hydra.sweep.dir=sweep")
     folders = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
     assert [folder.name for folder in folders] == [str(i) for i in range(len(ALGOS))]
     for folder, algo in zip(folders, ALGOS, strict=True):
@@ -78,6 +79,18 @@ def test_a_sweep_in_one_process(program: Program, tmp_path: Path) -> None:
     assert lines(tmp_path / "alone") == lines(folders[ALGOS.index("reinforce")])
 
 
+@pytest.mark.slow
+def test_a_sweep_in_processes(program: Program, tmp_path: Path) -> None:
+    program.good(*TRANSFORMERS, "-m", "algo=bypass,standard", "steps=2", "launch.at_once=2", "hydra.sweep.dir=sweep")
+    planned = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["runs"]
+    assert [run["dir"].partition("_")[0] for run in planned] == ["bypass", "standard"]
+    for run, algo in zip(planned, ("bypass", "standard"), strict=True):
+        folder = tmp_path / "sweep" / run["dir"]
+        program.good(*TRANSFORMERS, f"algo={algo}", "steps=2", f"run_dir={algo}")
+        assert status(folder)["state"] == "completed" and lines(folder) == lines(tmp_path / algo)
+        assert json.loads((folder / "result.json").read_text())["state"] == "completed"
+
+
 def test_a_sweep_with_a_bad_combination_starts_nothing(program: Program, tmp_path: Path) -> None:
     done = program.call(*TRANSFORMERS, "-m", "algo=standard,bypass", "optim.lr=1e-3,-1", "steps=2")
     assert done.returncode == 2 and "none was started" in done.stderr and list(tmp_path.iterdir()) == []
@@ -85,7 +98,7 @@ def test_a_sweep_with_a_bad_combination_starts_nothing(program: Program, tmp_pat
 
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_a_failed_run(program: Program, tmp_path: Path) -> None:
-    done = program.call(*TRANSFORMERS, "-m", "+task.options.fail_at=0,20,1000", "steps=2", "hydra.sweep.dir=sweep")
+    done = program.call(*TRANSFORMERS, *IN_TURN, "+task.options.fail_at=0,20,1000", "steps=2", "hydra.sweep.dir=sweep")
     assert done.returncode == 1 and "the rubric is lost" in done.stderr
     found = [status(tmp_path / "sweep" / str(i))["state"] for i in range(3)]
     assert found == ["completed", "failed", "completed"]
@@ -94,7 +107,7 @@ def test_a_sweep_goes_on_after_a_failed_run(program: Program, tmp_path: Path) ->
 @pytest.mark.slow
 def test_every_algorithm_under_a_mismatch(program: Program, tmp_path: Path) -> None:
     noise = ("mismatch=logit_noise", "mismatch.strength=0.3", "steps=3", "hydra.sweep.dir=sweep")
-    program.good(*TRANSFORMERS, "-m", f"algo={','.join(ALGOS)}", *noise)
+    program.good(*TRANSFORMERS, *IN_TURN, f"algo={','.join(ALGOS)}", *noise)
     program.good(*TRANSFORMERS, *noise[:3], "mismatch.strength=0", "run_dir=none")
     found = {algo: tmp_path / "sweep" / str(i) for i, algo in enumerate(ALGOS)}
     for algo, run in found.items():
@@ -132,7 +145,7 @@ def test_vllm_with_a_prefix_cache_stays_the_policy_it_was_given(program: Program
 @pytest.mark.vllm
 def test_two_vllm_runs_in_one_process(program: Program, tmp_path: Path) -> None:
     run = ("rollout=vllm", *SMALL, "steps=3")
-    done = program.good(*run, "-m", "algo=bypass,decoupled", "hydra.sweep.dir=sweep")
+    done = program.good(*run, *IN_TURN, "algo=bypass,decoupled", "hydra.sweep.dir=sweep")
     bypass, decoupled = tmp_path / "sweep" / "0", tmp_path / "sweep" / "1"
     assert [status(folder)["state"] for folder in (bypass, decoupled)] == ["completed"] * 2, done.stderr
     assert rows(bypass)[0]["train/reward"] == rows(decoupled)[0]["train/reward"]

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFolder:
 
 def sent(at: SweepFolder, cluster: str, job: str, *slots: Sequence[int], attempt: int = 1) -> Batch:
     batch = at.new_batch(cluster, "default", [Slot(tuple((NAMES[i], attempt) for i in slot)) for slot in slots])
-    return at.write_batch(batch, job=job, array=len(slots) > 1, created=time.time() - 500)
+    return at.write_batch(replace(batch, job=job, array=len(slots) > 1, created=time.time() - 500))
 
 
 def row(batch: Batch, word: str, slot: int | None = None, reason: str = "None") -> Row:
@@ -309,7 +310,7 @@ def test_cancel_says_what_it_cannot_reach(
 def test_cancel_a_local_job(folder: SweepFolder, capsys: pytest.CaptureFixture[str]) -> None:
     batch = sent(folder, "local", "0", [0])
     with subprocess.Popen([sys.executable, "-c", "input()", batch.id], stdin=subprocess.PIPE) as process:
-        folder.write_batch(batch, job=str(process.pid))
+        folder.write_batch(replace(batch, job=str(process.pid)))
         assert sweep("cancel") == 0
         assert process.wait(10) == -signal.SIGTERM
     assert sweep("status", "--json") == 1

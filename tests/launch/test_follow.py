@@ -38,7 +38,8 @@ class Play:
         for run in runs:
             attempt = max((n for _, _, n in folder.attempts(run.dir)), default=0) + 1
             batch = folder.new_batch("a", "default", [Slot(((run.dir, attempt),))])
-            made.append(folder.write_batch(batch, job=str(len(self._books) + len(self._live) + 1), created=0.0))
+            job = str(len(self._books) + len(self._live) + 1)
+            made.append(folder.write_batch(replace(batch, job=job, created=0.0)))
             self._live.append((made[-1], run.seed))
         return made
 

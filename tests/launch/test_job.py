@@ -27,7 +27,7 @@ if [ "$1" = show ]; then cat "$STUB_JOB"; fi
 def batch(folder: SweepFolder, attempt: int = 1, cluster: str = "local") -> Batch:
     """One more batch of all of the sweep's runs, in one job."""
     runs = tuple((run.dir, attempt) for run in folder.sweep().runs)
-    return folder.write_batch(folder.new_batch(cluster, "default", [Slot(runs)]), job="1")
+    return folder.write_batch(replace(folder.new_batch(cluster, "default", [Slot(runs)]), job="1"))
 
 
 def ended(process: subprocess.Popen[str], seconds: float = 20) -> str:
@@ -144,7 +144,7 @@ def test_a_stale_attempt_touches_nothing(tmp_path: Path) -> None:
 def test_a_refused_batch_makes_no_attempt_stale(tmp_path: Path) -> None:
     folder = sweep(tmp_path / "s", spec_of("program:steps"), [1])
     old = batch(folder)
-    folder.write_batch(batch(folder, 2), refused="no such partition")
+    folder.write_batch(replace(batch(folder, 2), refused="no such partition"))
     assert code(job(folder, old.id)) == 0
     assert result(folder, 0).state is State.completed
 
@@ -269,3 +269,14 @@ def test_the_result_is_json_of_plain_words(tmp_path: Path) -> None:
     found = json.loads((run_dir(folder, 0) / "result.json").read_text())
     assert (found["state"], found["error"], found["objective"]) == ("failed", "TrimtabError: seed=1 is odd", None)
     assert "Traceback" not in log(folder) and "error: seed=1 is odd" in log(folder)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_relative_paths_mean_the_folder_in_which_the_sweep_was_started(tmp_path: Path, there: bool) -> None:
+    folder = sweep(tmp_path / "s", spec_of("program:where"), [1])
+    home = tmp_path / "home"
+    if there:
+        home.mkdir()
+    folder.write_sweep(replace(folder.sweep(), code={"cwd": str(home)}))
+    assert code(job(folder, batch(folder).id)) == 0
+    assert (run_dir(folder, 0) / "cwd.txt").read_text() == str(home if there else Path.cwd())

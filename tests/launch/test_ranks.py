@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from trimtab.launch.ranks import PORTS, Meeting, Place, free_port, tasks_of_node
 
 def batch(folder: SweepFolder, cluster: str = "alpha") -> str:
     runs = tuple((run.dir, 1) for run in folder.sweep().runs)
-    return folder.write_batch(folder.new_batch(cluster, "default", [Slot(runs)]), job="1").id
+    return folder.write_batch(replace(folder.new_batch(cluster, "default", [Slot(runs)]), job="1")).id
 
 
 def task(folder: SweepFolder, batch: str, rank: int, world: int, **more: str) -> subprocess.Popen[str]:

@@ -168,10 +168,9 @@ def test_the_warning_before_the_limit_a_requeue_and_a_preemption_reach_the_job(
     slurm: Slurm, tmp_path: Path, tasks: int
 ) -> None:
     body = "import os, signal, time\nfor s in ('USR2', 'TERM'):\n signal.signal(getattr(signal, 'SIG' + s), "
-    body += "lambda n, f: (print('got', n, flush=True), os._exit(75)))\n"
-    body += (
-        "print('ready', os.environ.get('SLURM_RESTART_COUNT', 0), flush=True)\nfor _ in range(900): time.sleep(0.1)\n"
-    )
+    body += "lambda n, f: (os.write(1, b'got %d\\n' % n), os._exit(75)))\n"
+    body += "os.write(1, f'ready {os.environ.get(\"SLURM_RESTART_COUNT\", 0)}\\n'.encode())\n"
+    body += "for _ in range(900): time.sleep(0.1)\n"
     job_module(tmp_path, body)
     cluster = Cluster("alpha", ClusterSpec(conf=str(slurm.conf("alpha"))))
     log = tmp_path / "batches" / "0001-abcdef01_0.log"
@@ -189,3 +188,4 @@ def test_the_warning_before_the_limit_a_requeue_and_a_preemption_reach_the_job(
     every = ("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--time=1")
     slurm.client("alpha", "sbatch", *every, "--wrap=true")
     wait_until(lambda: log.read_text().count("got 1") == 2 * tasks, 30, "preemption")
+    assert log.read_text().count("ready 1") == tasks  # it ended in its grace time: SLURM does not requeue it by itself

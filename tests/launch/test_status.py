@@ -54,7 +54,7 @@ def sent(folder: SweepFolder, cluster: str, job: str | None, *runs: int, attempt
          array: bool = False) -> Batch:  # fmt: skip
     """A batch of one slot for each run."""
     batch = folder.new_batch(cluster, "default", [Slot(((f"algo_{i:016x}_s0", attempt),)) for i in runs])
-    return folder.write_batch(batch, job=job, array=array, created=time.time() - age)
+    return folder.write_batch(replace(batch, job=job, array=array, created=time.time() - age))
 
 
 def row(batch: Batch, word: str, index: int | None = None, reason: str = "None") -> Row:
@@ -133,7 +133,7 @@ def test_the_newest_attempt_counts_and_older_results_do_not(tmp_path: Path) -> N
 
 def test_a_refused_batch_is_no_attempt(tmp_path: Path) -> None:
     folder = made(tmp_path / "s", 1)
-    folder.write_batch(sent(folder, "a", None, 0), refused="no such partition")
+    folder.write_batch(replace(sent(folder, "a", None, 0), refused="no such partition"))
     assert [(run.state, run.attempt) for run in look(folder, a=Recorded())] == [(State.unsubmitted, 0)]
 
 
@@ -184,7 +184,7 @@ def test_a_local_process_is_known_by_its_command_line(tmp_path: Path) -> None:
     folder = made(tmp_path / "s", 3)
     mine = sent(folder, "local", None, 0)
     with subprocess.Popen([sys.executable, "-c", "input()", mine.id], stdin=subprocess.PIPE) as process:
-        folder.write_batch(mine, job=str(process.pid))
+        folder.write_batch(replace(mine, job=str(process.pid)))
         sent(folder, "local", str(os.getpid()), 1)  # a number that somebody else has now
         states = [run.state for run in look(folder)]
         assert states == [State.running, State.lost, State.unsubmitted]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from trimtab.launch.submit import clusters_of, preflight, recover, scripts, subm
 from trimtab.spec.launch import ClusterSpec, LaunchSpec, ResourceSpec, RetrySpec, SweepSpec
 
 HERE = Path(__file__).parents[1]
+REAL = shutil.which("sbatch")
 # A stand-in for the job's module: it notes its start, waits as long as sleep.txt says, and writes its results.
 JOB = """
 import json, os, sys, time
@@ -158,8 +160,8 @@ def test_killing_the_submitter_at_any_moment_loses_and_doubles_nothing(slurm: Sl
     while True:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None and process.stdout.readline() == "go\n"
-        timer = threading.Timer(rng.uniform(0.0, 4.0), process.kill)
-        if kills < 5:
+        timer = threading.Timer(rng.uniform(0.0, 1.5), process.kill)
+        if kills < 4:
             timer.start()
         out = process.communicate()[0]
         timer.cancel()
@@ -175,6 +177,32 @@ def test_killing_the_submitter_at_any_moment_loses_and_doubles_nothing(slurm: Sl
 
 
 @pytest.mark.slurm
+def test_an_sbatch_that_outlives_its_submitter_is_waited_for(slurm: Slurm, tmp_path: Path) -> None:
+    """kill -9 while sbatch is under way: the job comes into being afterwards."""
+    clusters = {"beta": both(slurm)["beta"]}
+    folder = sweep(tmp_path / "s", spec_of(clusters), 2)
+    slow = tmp_path / "bin" / "sbatch"
+    slow.parent.mkdir()
+    slow.write_text(
+        f'#!/bin/sh\n[ "$1" = --test-only ] || {{ touch {tmp_path}/sending; sleep 2; }}\nexec {REAL} "$@"\n'
+    )
+    slow.chmod(0o755)
+    command = [sys.executable, "-c", SUBMITTER, str(folder.path), json.dumps({"beta": asdict(clusters["beta"])})]
+    environment = os.environ | {"PYTHONPATH": f"{HERE.parent / 'src'}{os.pathsep}{HERE}"}
+    environment["PATH"] = f"{slow.parent}:{environment['PATH']}"
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    wait_until((tmp_path / "sending").exists, 30, "sbatch")
+    process.kill()
+    process.wait()
+    assert not slurm.jobs("beta")
+    said: list[str] = []
+    assert submit(folder, spec_of(clusters), folder.sweep().runs, said.append) == []
+    assert "was sent by a process that ended" in said[0]
+    finish(slurm, folder)
+    assert starts(folder) == names(folder.sweep().runs)
+
+
+@pytest.mark.slurm
 def test_a_batch_whose_submitter_died_is_found_by_its_name(slurm: Slurm, tmp_path: Path) -> None:
     """Sent but without a number: while it runs, after it has ended, and when it never arrived."""
     spec = spec_of(both(slurm))
@@ -182,7 +210,7 @@ def test_a_batch_whose_submitter_died_is_found_by_its_name(slurm: Slurm, tmp_pat
     runs = folder.sweep().runs
     (batch,) = submit(folder, spec, runs[:1], quiet)
     for expected in ("running", "ended"):
-        folder.write_batch(batch, job=None)
+        folder.write_batch(replace(batch, job=None))
         said: list[str] = []
         assert submit(folder, spec, runs[:1], said.append) == []
         assert folder.batch(batch.id).job == batch.job and f"it is job {batch.job}" in said[0]

@@ -10,7 +10,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from trimtab.config.convert import to_sweep_spec
 from trimtab.config.resolve import config_hash
 from trimtab.errors import ConfigError
 from trimtab.spec import RunSpec
@@ -37,8 +36,7 @@ def in_sweep() -> bool:
 
 def refuse_launcher(config: DictConfig) -> None:
     """ConfigError for a run in this process that was meant for SLURM: without -m, or by another launcher of Hydra's."""
-    spec = to_sweep_spec(config)
-    if spec.launch.backend is not Backend.slurm:
+    if config.launch.backend is not Backend.slurm:
         return
     choices = HydraConfig.get().runtime.choices
     name = choices.get("launcher")

@@ -88,7 +88,7 @@ def _environment(spec: SweepSpec, environment: Mapping[str, str]) -> Iterator[st
             yield wrong("launch.environment", [name], "names of variables", good)
         elif SECRET.search(name):
             yield wrong("launch.environment", [name], "names of no key, token or password: sweep.json has the "
-                        "values; runs find W&B's key in ~/.netrc (wandb login), the hub's in HF_HOME", good)  # fmt: skip
+                        "values; runs find W&B's in ~/.netrc (wandb login), the hub's in HF_HOME", good)  # fmt: skip
         elif WITH_PASSWORD.search(environment.get(name, "")):
             yield wrong("launch.environment", [name], "variables without a password in their value", good)
     for key, lines in {f"launch.clusters.{name}.setup": c.setup for name, c in spec.launch.clusters.items()}.items():

@@ -13,7 +13,7 @@ import json
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,8 @@ class SweepFolder:
         self.write_batch(batch)
         return batch
 
-    def write_batch(self, batch: Batch, **changes: Any) -> Batch:
-        """Write it with ``changes``; returns what was written."""
-        batch = replace(batch, **changes)
+    def write_batch(self, batch: Batch) -> Batch:
+        """Write it, or replace what was written; returns it."""
         write_text(self.batches / f"{batch.id}.json", _text(asdict(batch)))
         return batch
 

@@ -17,7 +17,6 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-import trimtab
 from trimtab.config import config_hash, read_yaml
 from trimtab.errors import DataError, TrimtabError
 from trimtab.launch import node
@@ -38,10 +37,17 @@ POLL, STALE = 0.05, 3.0  # seconds between looks at the children, and at whether
 
 def refuse_other_code(folder: SweepFolder) -> None:
     """DataError unless trimtab is imported from the sweep's copy, when there is one."""
-    here = Path(trimtab.__file__).resolve()
+    here = Path(__file__).resolve()
     copy = folder.code / "src" / "trimtab"
     if copy.is_dir() and not here.is_relative_to(copy.resolve()):
         raise DataError(f"the job imports {here.parent}, not the sweep's copy; start it with PYTHONPATH={copy.parent}")
+
+
+def go_where_it_was_started(folder: SweepFolder) -> None:
+    """A config's relative paths are meant from there; SLURM starts a job in the sweep's folder, which is always seen."""
+    there = folder.sweep().code.get("cwd")
+    if there is not None and Path(there).is_dir():
+        os.chdir(there)
 
 
 def frozen(folder: SweepFolder, run: str, expected: str) -> RunSpec:
@@ -213,6 +219,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             folder = SweepFolder(Path(arguments[0]).absolute())
             refuse_other_code(folder)
+            go_where_it_was_started(folder)
             batch = folder.batch(arguments[1])
             local = batch.cluster == "local"
             slot = 0 if local else int(os.environ.get("SLURM_ARRAY_TASK_ID", 0))

@@ -14,7 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trimtab.errors import Preempted
@@ -124,7 +124,7 @@ class Local:
                 pass_fds=[lock], start_new_session=True,
             )  # fmt: skip
         os.close(lock)  # the job has its own
-        batch = self._folder.write_batch(batch, job=str(process.pid))
+        batch = self._folder.write_batch(replace(batch, job=str(process.pid)))
         for run, attempt in slot.runs:
             self._say(f"{run}: attempt {attempt}, process {process.pid}")
         return Job(batch, process, time.time())
@@ -186,7 +186,7 @@ def _objective(result: Result) -> str:
 
 
 def _signal(job: Job, number: signal.Signals) -> None:
-    """To the job, which tells its runs; to all of its session to end it at once, or where it may be gone before them."""
+    """To the job, which tells its runs; to all of its session to end it at once, or where it may be gone."""
     with suppress(ProcessLookupError):
         if job.process is not None and job.process.poll() is None and number != signal.SIGKILL:
             job.process.send_signal(number)

@@ -74,7 +74,7 @@ class TrimtabSweeper(BasicSweeper):
     def _by_another(self, arguments: list[str], specs: Sequence[RunSpec], runs: Sequence[Sequence[str]]) -> Any:
         """hydra/launcher=basic and the like: one run after the other in this process, folders by number."""
         assert self.config is not None
-        if str(self.config.launch.backend.name) == "slurm":
+        if self.config.launch.backend is Backend.slurm:
             raise ConfigError("this launcher reaches no SLURM, its runs would start here; leave hydra/launcher out, or "
                               "give launcher=local")  # fmt: skip
         folder = Path(self.config.hydra.sweep.dir)

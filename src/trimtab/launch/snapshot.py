@@ -168,10 +168,10 @@ def _imported(file: Path) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
-def _git(*arguments: str, cwd: Path = ROOT) -> str | None:
+def _git(*arguments: str, cwd: Path | None = None) -> str | None:
     """What a git command prints; None outside of a checkout, or without git."""
     try:
-        done = subprocess.run(("git", *arguments), cwd=cwd, capture_output=True, timeout=60, check=False)
+        done = subprocess.run(("git", *arguments), cwd=cwd or ROOT, capture_output=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.decode(errors="surrogateescape").strip("\n") if done.returncode == 0 else None

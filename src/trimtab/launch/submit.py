@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -91,10 +91,10 @@ def recover(folder: SweepFolder, clusters: Mapping[str, Cluster], say: Say) -> N
             silent.add(batch.cluster)
             continue
         if found is not None:
-            folder.write_batch(batch, job=found, array=len(batch.slots) > 1, script=_script(batch))
+            folder.write_batch(replace(batch, job=found, array=len(batch.slots) > 1, script=_script(batch)))
             say(f"{batch.cluster}: batch {batch.id} was sent by a process that ended; it is job {found}")
         elif not any(folder.batches.glob(f"{batch.id}_*")):  # a log or a claim: it ran, and the books are short
-            folder.write_batch(batch, refused="never arrived: the process that was sending it ended")
+            folder.write_batch(replace(batch, refused="never arrived: the process that was sending it ended"))
 
 
 def _find(cluster: Cluster, batch: Batch) -> str | None:
@@ -306,14 +306,14 @@ class Sender:
                 if largest == 0:
                     self._out.add((cluster, name))
                 continue
-            taken.append(self.folder.write_batch(batch, job=job, array=size > 1, script=_script(batch)))
+            taken.append(self.folder.write_batch(replace(batch, job=job, array=size > 1, script=_script(batch))))
             self._live[cluster] += size
             self._capacity[cluster] = used(self._capacity[cluster], self.spec.launch.classes[name], size)
             slots = slots[size:]
         return slots
 
     def _refused(self, batch: Batch, error: ClusterError) -> None:
-        self.folder.write_batch(batch, refused=str(error), script=_script(batch))
+        self.folder.write_batch(replace(batch, refused=str(error), script=_script(batch)))
         self.say(f"{error}; its {len(batch.slots)} jobs go elsewhere")
 
     def _sought(self, batch: Batch, error: Unreachable) -> str | None:

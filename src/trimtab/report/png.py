@@ -153,7 +153,7 @@ def settings(comparison: Comparison, look: dict[str, Look], counted: set[int]) -
         return None
     differ = any(row.difference.pairs for row in rows)
     called = names(comparison, rows)
-    beside = [f"{called[r.setting.label]}  (n = {r.interval.n})" for r in rows]
+    beside = [f"{called[r.setting.label]}  (n = {_seeds(r)})" for r in rows]
     width = max(6.9, 5.6 + LETTER * max(map(len, beside))) if differ else max(4.6, 3.2 + LETTER * max(map(len, beside)))
     figure = _figure(width, 1.0 + 0.3 * len(rows))
     panels = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2)) if differ else [figure.subplots()]
@@ -202,6 +202,11 @@ def _few_ticks(axes: Any, most: int) -> None:
     axes.xaxis.set_major_formatter(_numbers())
 
 
+def _seeds(row: Row) -> str:
+    n = row.interval.n
+    return f"{n} of {row.expected}" if row.expected > n else str(n)
+
+
 def _forest(axes: Any, rows: Sequence[Row], look: dict[str, Look]) -> None:
     axes.axvline(0.0, color="#777777", lw=0.7, ls=(0, (2, 2)))
     for i, row in enumerate(rows):
@@ -214,6 +219,8 @@ def _forest(axes: Any, rows: Sequence[Row], look: dict[str, Look]) -> None:
         p = row.difference.p_corrected
         if p is not None:
             text = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+            if row.difference.p_lost is not None:
+                text += ", lost seeds counted"
             axes.annotate(text, (1.0, -i), xycoords=("axes fraction", "data"), xytext=(4, 0),
                           textcoords="offset points", va="center", fontsize=7, color="#444444")  # fmt: skip
     there = [row.difference.interval for row in rows if row.difference.pairs]

@@ -89,7 +89,8 @@ def score(run: Run, metric: str, last: int, at: int | None = None, goal: int | N
         return Score(None, "no score", f"it never logged {metric} after step 0")
     bad = int(np.sum(~np.isfinite(values)))
     if bad:
-        return Score(None, "non-finite", f"{bad} of its last {len(values)} {metric} are not finite (step {step})")
+        why = f"{bad} of its last {len(values)} {metric} are not finite (step {step}): it has no score"
+        return Score(None, "non-finite", why)
     if early:
         return Score(None, "shorter", early)
     if at is not None and step < NEAR * at:

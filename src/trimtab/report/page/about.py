@@ -30,8 +30,8 @@ def how(v: View) -> str:
                       "diverged, ended early, not finished yet) counted too: for “better” the setting's at the worst "
                       "score of all runs and the baseline's at the best, for “worse” the other way round. The larger "
                       "of the two p values is taken. The assumption: a lost seed would have scored within that "
-                      "range (last values of runs without a score included). Means and intervals are over the seeds "
-                      "that are left.",
+                      "range (last values of runs without a score included). A seed that left neither a folder nor a "
+                      "line in sweep.json cannot be counted so. Means and intervals are over the seeds that are left.",
         "Length": "All are scored at the last step that every setting reaches, unless the number of steps is a setting "
                   f"itself. A run that ends before {NEAR:.0%} of it counts as a lost seed.",
         "Corrected p": f"Holm's correction over {count(tested, 'comparison')}; better or worse: p ≤ {ALPHA}. So the "

@@ -44,7 +44,7 @@ def refuse_other_code(folder: SweepFolder) -> None:
 
 
 def go_where_it_was_started(folder: SweepFolder) -> None:
-    """A config's relative paths are meant from there; SLURM starts a job in the sweep's folder, which is always seen."""
+    """A config's relative paths are meant from there; SLURM starts a job in the sweep's folder."""
     there = folder.sweep().code.get("cwd")
     if there is not None and Path(there).is_dir():
         os.chdir(there)

@@ -13,6 +13,7 @@ from trimtab.config import config_hash, read_yaml, sweep_from_dict
 from trimtab.config.many import compose_many
 from trimtab.errors import ConfigError
 from trimtab.launch import snapshot
+from trimtab.launch.files import SweepFolder
 from trimtab.launch.model import Slot
 from trimtab.launch.plan import plan
 from trimtab.launch.prepare import Planned, default_folder, prepare
@@ -114,3 +115,10 @@ def test_one_command_one_folder() -> None:
     assert here == default_folder("s", planned(["seed=1"], ["seed=0"])) and here.parent == Path("multirun")
     others = (planned(["seed=0"]), planned(["seed=0"], ["seed=1", "shadow=[miles/default]"]))
     assert len({here, *(default_folder("s", other) for other in others)}) == 3
+
+
+def test_a_folder_given_by_a_relative_path_is_meant_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = SweepFolder(Path("multirun/a"))
+    monkeypatch.chdir("/")
+    assert folder.path == tmp_path / "multirun" / "a" and folder.config("x") == folder.path / "frozen" / "x.yaml"

@@ -189,7 +189,7 @@ def test_the_run_itself_tells_time_limits_and_cancels() -> None:
 @pytest.mark.parametrize("word", OVER)
 def test_no_result_is_no_success(word: str) -> None:
     state, reason = run_state(ONE, 2, job_state(Books(None, row(word))), None, {"state": "completed", "updated": 1e9})
-    assert state is (State.lost if word == "COMPLETED" else state_of(word)) and reason
+    assert state is (State.lost if word in ("COMPLETED", "FAILED") else state_of(word)) and reason
 
 
 def test_the_first_line_of_an_error_without_a_result() -> None:
@@ -212,3 +212,9 @@ def test_runs_that_share_a_job_begin_when_their_turn_comes() -> None:
 def test_causes() -> None:
     none = {State.completed, State.cancelled, State.unsubmitted}
     assert {state for state in State if cause_of(state) is None} == none | {s for s in State if s.live}
+
+
+@pytest.mark.parametrize("reason", ["FAILED, exit code 0:9", "FAILED, exit code 1:0"])
+def test_a_job_that_ended_without_a_word_of_the_run_is_lost_and_so_started_again(reason: str) -> None:
+    state, why = run_state(ONE, 2, (State.failed, reason), None, {})
+    assert state is State.lost and reason in why and cause_of(state) is State.lost

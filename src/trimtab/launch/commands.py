@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -210,7 +211,7 @@ def run_watch(options: argparse.Namespace) -> int:
     try:
         return table.exit_code(watch(at.folder, at.clusters, shown, options.every))
     except KeyboardInterrupt:
-        print(f"\nnot watched any more; the sweep goes on: trimtab sweep status {at.folder.path}")
+        print(f"\nnot watched any more; the sweep goes on: trimtab sweep status {shlex.quote(str(at.folder.path))}")
         return 0
 
 

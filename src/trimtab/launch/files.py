@@ -27,6 +27,7 @@ class SweepFolder:
     """Reads and writes what lies in a sweep's folder."""
 
     def __init__(self, path: Path) -> None:
+        path = path.absolute()  # jobs start elsewhere
         self.path = path
         self.sweep_json = path / "sweep.json"
         self.frozen = path / "frozen"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,7 +145,7 @@ def _hand_over(folder: SweepFolder, runs: Sequence[PlannedRun], spec: SweepSpec,
                 say(f"{batch.cluster}: job {batch.job}, {jobs}, {sum(len(slot.runs) for slot in batch.slots)} runs")
             for line in table(runs, most=SHOWN):
                 say(line)
-            say(f"trimtab sweep status {_shown(folder.path)}")
+            say(f"trimtab sweep status {shlex.quote(str(_shown(folder.path)))}")
             return True
 
 

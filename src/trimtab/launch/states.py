@@ -164,7 +164,9 @@ def run_state(
     if state is State.completed:
         return State.lost, "its job ended well, but left no result"
     if state is State.failed:
-        return State.failed, _words(batch, status) or f"its job ended as {reason} without a result"
+        if said := _words(batch, status):
+            return State.failed, said
+        return State.lost, f"its job ended as {reason} without a word of the run"  # killed whole, or never begun
     return state, reason
 
 

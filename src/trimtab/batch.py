@@ -45,6 +45,7 @@ class Prompt:
 class Sampling:
     """How an engine samples. ``seed`` fixes every request; ``temperature`` 0 is greedy.
 
+    ``top_p`` below 1 is an injected mismatch: the trainer scores the whole vocabulary.
     ``step`` is the training step that the samples are for (1, 2, …); a replay engine looks its recording up by it.
     """
 
@@ -54,6 +55,7 @@ class Sampling:
     seed: int
     samples_per_prompt: int = 1
     step: int = 1
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True)

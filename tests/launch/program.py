@@ -124,3 +124,8 @@ def where(spec: RunSpec, overrides: Sequence[str]) -> float:
     """Say in which folder the run is."""
     (Path(spec.run_dir) / "cwd.txt").write_text(os.getcwd())
     return 0.0
+
+
+def threads(spec: RunSpec, overrides: Sequence[str]) -> float:
+    """How many threads the run is to use; 0: whatever it likes."""
+    return float(os.environ.get("OMP_NUM_THREADS", 0))

@@ -5,9 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -18,83 +15,20 @@ from typing import Any
 import pytest
 from launch import made
 from launch.conftest import Slurm
+from launch.recorded import NAMES, Cluster, ended, on, row, sent, sweep, sweep_of_four
 
-from trimtab import cli
-from trimtab.errors import TrimtabError
-from trimtab.launch import cancel as cancel_module
 from trimtab.launch import commands, table
 from trimtab.launch.files import SweepFolder
-from trimtab.launch.model import Batch, PlannedRun, Result, RunStatus, Slot, State, Sweep
+from trimtab.launch.model import Batch, PlannedRun, Result, RunStatus, State, Sweep
 from trimtab.launch.states import Row
 from trimtab.report.sources import load
 from trimtab.spec.launch import Backend, ClusterSpec, LaunchSpec, ResourceSpec
 
 
-class Cluster:
-    """A queue and books; ``scancel`` ends what it is given, but for ``deaf`` jobs, which are requeued once."""
-
-    def __init__(self, *rows: Row, books: Sequence[Row] = (), deaf: Sequence[str] = (), away: bool = False) -> None:
-        self.queue, self.books, self.deaf, self.away = list(rows), list(books), list(deaf), away
-        self.cancelled: list[str] = []
-
-    def squeue(self) -> list[Row]:
-        if self.away:
-            raise TrimtabError("no route to host")
-        return self.queue
-
-    def sacct(self, jobs: Sequence[str]) -> list[Row]:
-        if self.away:
-            raise TrimtabError("no route to host")
-        return [row for row in self.books if row.job in jobs]
-
-    def scancel(self, job: str) -> None:
-        self.cancelled.append(job)
-        number, _, index = job.partition("_")
-        hit = [row for row in self.queue if row.job == number and (not index or row.index == int(index))]
-        for row in hit:
-            if job in self.deaf:
-                self.deaf.remove(job)
-                continue
-            self.queue.remove(row)
-            self.books.append(Row(row.job, row.index, "CANCELLED by 0", name=row.name))
-
-
-NAMES = [f"algo_{i:016x}_s0" for i in (0xAAAAAAAA00000000, 0xBBBBBBBB00000000, 0xCCCCCCCC00000000, 0xDDDDDDDD00000000)]
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFolder:
     """A sweep of four runs with 6 combinations in multirun/s."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cancel_module, "POLL", 0.01)
-    at = SweepFolder(Path("multirun/s"))
-    at.batches.mkdir(parents=True)
-    runs = tuple(
-        PlannedRun(n, n.split("_")[1], 0, (f"optim.lr={i}", "task.name=a,b", "seed=0")) for i, n in enumerate(NAMES)
-    )
-    at.write_sweep(Sweep("bounds", runs, 6, {"launch": {"backend": "slurm"}}, {"commit": "abc"}, {}, 0.0))
-    return at
-
-
-def sent(at: SweepFolder, cluster: str, job: str, *slots: Sequence[int], attempt: int = 1) -> Batch:
-    batch = at.new_batch(cluster, "default", [Slot(tuple((NAMES[i], attempt) for i in slot)) for slot in slots])
-    return at.write_batch(replace(batch, job=job, array=len(slots) > 1, created=time.time() - 500))
-
-
-def row(batch: Batch, word: str, slot: int | None = None, reason: str = "None") -> Row:
-    return Row(str(batch.job), slot, word, reason, name=f"x-{batch.id}")
-
-
-def ended(at: SweepFolder, batch: Batch, i: int, state: State, attempt: int = 1, **more: object) -> None:
-    at.write_result(NAMES[i], Result(batch.id, attempt, state, 10.0, 12.5, **more))  # type: ignore[arg-type]
-
-
-def on(monkeypatch: pytest.MonkeyPatch, **clusters: Cluster) -> None:
-    monkeypatch.setattr(commands, "clusters_of", lambda spec: clusters)
-
-
-def sweep(*arguments: str) -> int:
-    return cli.main(["sweep", *arguments])
+    return sweep_of_four(tmp_path, monkeypatch)
 
 
 # -- status ----------------------------------------------------------------------------------------------------------
@@ -172,6 +106,56 @@ def test_the_default_is_the_newest_sweep(folder: SweepFolder, capsys: pytest.Cap
     assert capsys.readouterr().out.startswith("newer: 0 runs")
 
 
+def test_a_sweep_without_a_name_is_called_by_its_folder(
+    folder: SweepFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on(monkeypatch)
+    folder.write_sweep(replace(folder.sweep(), sweep="sweep"))
+    assert sweep("status") == 1 and capsys.readouterr().out.startswith("s: 6 combinations")
+    assert sweep("status", "--json") == 1 and json.loads(capsys.readouterr().out)["sweep"] == "s"
+    assert sweep("collect", "--json") == 1 and json.loads(capsys.readouterr().out)["sweep"] == "s"
+
+
+def column(table: str, i: int) -> list[str]:
+    return [line.split()[i] for line in table.splitlines()[2:]]
+
+
+def test_a_program_without_rewards_shows_its_objectives(
+    folder: SweepFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = sent(folder, "a", "7", [0], [1])
+    ended(folder, batch, 0, State.completed, objective=1234.5)
+    on(monkeypatch, a=Cluster(row(batch, "RUNNING", 1)))
+    assert sweep("status") == 0
+    assert column(capsys.readouterr().out, 4) == [
+        "objective",
+        "1234.5",
+        "-",
+        "-",
+        "-",
+    ]
+    folder.run(NAMES[1]).mkdir()
+    (folder.run(NAMES[1]) / "status.json").write_text('{"state": "running", "reward": 0.25}')
+    assert sweep("status") == 0
+    assert column(capsys.readouterr().out, 4) == ["reward", "-", "0.250", "-", "-"]
+
+
+def test_a_job_that_died_without_a_word_is_told_by_the_end_of_its_log(
+    folder: SweepFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two, _ = (sent(folder, "a", str(7 + i), [i]) for i in range(3))
+    folder.log(one.id, 0).write_bytes(b"x" * 9000 + b"\nLmod: no such module: cuda/99\xff\n\n  \n")
+    folder.log(two.id, 0).write_text("step 3\n")
+    on(monkeypatch, a=Cluster(books=[Row("7", None, "FAILED", "exit code 1:0", name=one.id),
+                                     Row("8", None, "NODE_FAIL", name=two.id)]))  # fmt: skip
+    assert sweep("status") == 1
+    lines = [line.partition(" - ")[2].strip("- ") for line in capsys.readouterr().out.splitlines()[3:]]
+    assert lines == [
+        "lost: its job ended as FAILED, exit code 1:0 without a word of the run; the last line of its job's log: "
+        "Lmod: no such module: cuda/99�",
+        "node_failed: NODE_FAIL", "lost: not in the queue nor in sacct's books", "unsubmitted"]  # fmt: skip
+
+
 # -- watch -----------------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +203,24 @@ def test_logs(folder: SweepFolder, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "fits 4 runs" in capsys.readouterr().err
 
 
+def test_logs_of_the_job_of_any_attempt(
+    folder: SweepFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = sent(folder, "a", "7", [0, 1], [2]), sent(folder, "b", "7", [0], attempt=2)
+    a = Cluster(row(old, "COMPLETING", 1), books=[row(old, "TIMEOUT", 0)])
+    on(monkeypatch, a=a, b=Cluster(row(new, "RUNNING")))
+    folder.run(NAMES[0]).mkdir()
+    (folder.run(NAMES[0]) / "log.txt").write_text("all attempts\n")
+    for batch, slot in ((old, 0), (old, 1), (new, 0)):
+        folder.log(batch.id, slot).write_text(f"{batch.cluster} {slot}\n")
+    for words, shown in ((["b:7"], "all attempts\n"), (["b:7", "--job"], "b 0\n"), (["a:7_1"], "a 1\n")):
+        assert sweep("logs", *words) == 0
+        assert capsys.readouterr().out == shown
+    assert sweep("logs", "a:7_0") == 0  # of two runs: run 0 went on elsewhere, and one log holds both
+    assert capsys.readouterr().out == "a 0\n"
+    assert sweep("logs", "a:8") == 1 and "no run is called a:8" in capsys.readouterr().err
+
+
 def test_logs_follow_to_the_end_of_the_run(
     folder: SweepFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,76 +247,6 @@ def test_logs_follow_to_the_end_of_the_run(
     assert sweep("logs", "aaaa", "-f") == 0
     writer.join()
     assert capsys.readouterr().out == "one\ntwo\nthree\n"
-
-
-# -- cancel ----------------------------------------------------------------------------------------------------------
-
-
-def test_cancel_ends_this_sweep_s_jobs_and_no_others(
-    folder: SweepFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one, two, three = sent(folder, "a", "7", [0], [1]), sent(folder, "b", "7", [2]), sent(folder, "b", "8", [3])
-    a = Cluster(row(one, "RUNNING", 0), row(one, "PENDING", 1), Row("8", None, "RUNNING", name="innocent"))
-    b = Cluster(row(two, "RUNNING"), Row("8", None, "RUNNING", name="innocent"), books=[row(three, "NODE_FAIL")])
-    on(monkeypatch, a=a, b=b)
-    assert sweep("cancel", "--dry-run") == 0 and a.cancelled == b.cancelled == []
-    assert sweep("cancel") == 0
-    assert (a.cancelled, b.cancelled) == (["7"], ["7"])
-    assert capsys.readouterr().out.splitlines()[-3:] == [
-        f"cancelled: a:7_0 ({NAMES[0]})", f"cancelled: a:7_1 ({NAMES[1]})", f"cancelled: b:7 ({NAMES[2]})"]  # fmt: skip
-    assert sweep("status", "--json") == 1
-    assert [run["state"] for run in json.loads(capsys.readouterr().out)["runs"]] == ["cancelled"] * 3 + ["node_failed"]
-    assert sweep("cancel") == 0 and "nothing of" in capsys.readouterr().out
-
-
-def test_cancel_some(folder: SweepFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    one, two = sent(folder, "a", "7", [0], [1]), sent(folder, "a", "9", [2, 3])
-    a = Cluster(row(one, "RUNNING", 0), row(one, "PENDING", 1), row(two, "RUNNING"))
-    ended(folder, two, 2, State.failed, error="x")
-    on(monkeypatch, a=a)
-    assert sweep("cancel", "--run", NAMES[1]) == 0 and a.cancelled == ["7_1"]
-    assert sweep("cancel", "--failed") == 0 and a.cancelled == ["7_1", "9"]
-    assert sweep("cancel", "--pending") == 0 and a.cancelled == ["7_1", "9"]
-    three = sent(folder, "a", "11", [1, 2], attempt=2)
-    a.queue.append(row(three, "PENDING"))
-    capsys.readouterr()
-    assert sweep("cancel", "--run", NAMES[1]) == 0 and a.cancelled == ["7_1", "9"]
-    assert f"left: a:11 ({NAMES[1]}, {NAMES[2]}): {NAMES[1]} shares it with {NAMES[2]}" in capsys.readouterr().out
-    assert sweep("cancel", "--pending") == 0 and a.cancelled == ["7_1", "9", "11"]
-
-
-def test_cancel_again_what_its_cluster_requeues(folder: SweepFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = sent(folder, "a", "7", [0])
-    a = Cluster(row(one, "PENDING"), deaf=["7"])
-    on(monkeypatch, a=a)
-    assert sweep("cancel") == 0 and a.cancelled == ["7", "7"] and a.queue == []
-
-
-def test_cancel_finds_a_job_of_an_earlier_attempt(folder: SweepFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    old, new = sent(folder, "a", "7", [0]), sent(folder, "b", "7", [0], attempt=2)
-    a, b = Cluster(row(old, "RUNNING")), Cluster(row(new, "RUNNING"))
-    on(monkeypatch, a=a, b=b)
-    assert sweep("cancel") == 0 and (a.cancelled, b.cancelled) == (["7"], ["7"])
-
-
-def test_cancel_says_what_it_cannot_reach(
-    folder: SweepFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one, _ = sent(folder, "a", "7", [0]), sent(folder, "b", "7", [1])
-    a = Cluster(row(one, "RUNNING"))
-    on(monkeypatch, a=a, b=Cluster(away=True))
-    assert sweep("cancel", "--json") == 1 and a.cancelled == ["7"]
-    assert "b: no route to host" in json.loads(capsys.readouterr().out)["failed"]
-
-
-def test_cancel_a_local_job(folder: SweepFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    batch = sent(folder, "local", "0", [0])
-    with subprocess.Popen([sys.executable, "-c", "input()", batch.id], stdin=subprocess.PIPE) as process:
-        folder.write_batch(replace(batch, job=str(process.pid)))
-        assert sweep("cancel") == 0
-        assert process.wait(10) == -signal.SIGTERM
-    assert sweep("status", "--json") == 1
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["runs"][0]["state"] == "cancelled"
 
 
 # -- resume, collect -------------------------------------------------------------------------------------------------
@@ -406,10 +338,11 @@ def test_resume_on_two_clusters_whose_numbers_are_equal(
     assert sweep("resume", path, "--run", first["dir"]) == 0
     made.until(lambda: found()["counts"] == {"running": 8}, 60)
     assert found()["runs"][0]["attempt"] == 2
-    assert sweep("logs", path, first["dir"]) == 0
-    assert "step 1 of seed 1" in capsys.readouterr().out
+    made.until(lambda: sweep("logs", path, first["dir"]) == 0 and "step 1 of seed 1" in capsys.readouterr().out, 60)
     slurm.stop("beta")
+    began = time.monotonic()
     seen = found()
+    assert time.monotonic() - began < 5  # its clients would try for 9 s
     assert {run["cluster"] for run in seen["runs"] if run["state"] == "unknown"} == {"beta"}
     assert any("beta cannot be reached" in remark for remark in seen["remarks"]) and "running" in seen["counts"]
     assert sweep("cancel", path) == 1  # beta's are left

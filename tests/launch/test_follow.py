@@ -114,6 +114,18 @@ def test_after_the_first_failure_what_waits_is_cancelled(tmp_path: Path) -> None
     assert [run.state for run in runs] == [State.failed, State.cancelled] and play.cancelled == ["2"]
 
 
+def test_once_the_sweep_was_cancelled_nothing_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tick = Play.tick
+
+    def cancelled(self: Play, seconds: float) -> None:
+        self._folder.ask_to_end()
+        tick(self, seconds)
+
+    monkeypatch.setattr(Play, "tick", cancelled)
+    runs, play, _ = played(tmp_path, {0: ["COMPLETED"], 1: ["PREEMPTED"]})
+    assert [run.state for run in runs] == [State.completed, State.preempted] and len(play.submitted) == 1
+
+
 def test_refused_submissions_are_tried_again_but_wrong_options_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from launch.made import copied, packed, result, run_dir, spec_of, sweep
+from launch.made import packed, result
+from launch.on_slurm import completed, gone, log, prepared, sent, starts_of, wait
 
 from trimtab.launch.attempts import history
 from trimtab.launch.files import SweepFolder
 from trimtab.launch.model import Batch, State
-from trimtab.launch.submit import submit
-from trimtab.spec.launch import ClusterSpec, LaunchSpec, Packing, ResourceSpec, SweepSpec
+from trimtab.spec.launch import LaunchSpec, Packing, ResourceSpec
 
 if TYPE_CHECKING:
     from launch.conftest import Slurm
@@ -25,62 +22,16 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
-def wait(true: object, seconds: float, what: str) -> None:
-    """Fail when it does not come true."""
-    end = time.monotonic() + seconds
-    while not true():  # type: ignore[operator]
-        assert time.monotonic() < end, f"no {what} after {seconds:.0f} s"
-        time.sleep(0.5)
-
-
 def started(
     slurm: Slurm, path: Path, program: str, seeds: Sequence[int], *, steps: int = 5, overrides: Sequence[str] = (),
     launch: LaunchSpec | None = None, asked: ResourceSpec | None = None, runs_per_job: int = 1,
 ) -> tuple[SweepFolder, Batch]:  # fmt: skip
     """A sweep, submitted to alpha."""
-    clusters = {"alpha": ClusterSpec(conf=str(slurm.conf("alpha")))}
-    classes = {"default": asked or ResourceSpec(minutes=5, cpus=1)}
-    launch = replace(launch or LaunchSpec(), clusters=clusters, classes=classes, signal_lead=30)
-    spec: SweepSpec = spec_of(program, launch, runs_per_job=runs_per_job)
-    folder = sweep(path, spec, seeds, steps, overrides)
-    copied(folder)
-    found = replace(folder.sweep(), environment={"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"})
-    folder.write_sweep(found)
-    (batch,) = submit(folder, spec, folder.sweep().runs, print)
-    return folder, batch
-
-
-def log(folder: SweepFolder, i: int = 0) -> str:
-    path = run_dir(folder, i) / "log.txt"
-    return path.read_text() if path.exists() else ""
-
-
-def gone(slurm: Slurm) -> bool:
-    return not slurm.jobs("alpha")
-
-
-def hurry(slurm: Slurm, batch: Batch) -> None:
-    """Have a requeued job start at once."""
-    if "PENDING BeginTime" in slurm.client("alpha", "squeue", "-ho", "%T %r", "-j", str(batch.job)):
-        command = ["scontrol", "update", f"JobId={batch.job}", "StartTime=now"]
-        subprocess.run(command, env=slurm.use("alpha"), capture_output=True, timeout=60)  # it may have begun by now
-
-
-def completed(slurm: Slurm, folder: SweepFolder, batch: Batch, i: int = 0, seconds: float = 120) -> None:
-    """Wait for the i-th run's end."""
-    name = folder.sweep().runs[i].dir
-
-    def ended() -> bool:
-        hurry(slurm, batch)
-        found = folder.result(name)
-        return found is not None and found.state is State.completed
-
-    wait(ended, seconds, f"completed run; log: {log(folder, i)} {folder.log(batch.id, 0)}")
-
-
-def starts_of(folder: SweepFolder, i: int = 0) -> list[int]:
-    """The step from which each start went on."""
-    return [int(line.split()[2]) for line in (run_dir(folder, i) / "starts.txt").read_text().splitlines()]
+    folder, spec = prepared(
+        slurm, path, program, seeds, steps=steps, overrides=overrides, launch=launch, asked=asked,
+        runs_per_job=runs_per_job,
+    )  # fmt: skip
+    return folder, sent(folder, spec)
 
 
 def test_two_nodes_meet_by_gloo(slurm: Slurm, tmp_path: Path) -> None:

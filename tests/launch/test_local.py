@@ -15,8 +15,10 @@ from launch.made import HERE, SEARCH, packed, result, run_dir, spec_of, sweep, u
 
 from trimtab.launch import local
 from trimtab.launch.attempts import history
+from trimtab.launch.cancel import Choice, cancel
 from trimtab.launch.files import SweepFolder
 from trimtab.launch.model import State
+from trimtab.launch.status import statuses
 from trimtab.spec.launch import LaunchSpec, Packing, RetrySpec, SweepSpec
 
 PARENT = """
@@ -169,6 +171,33 @@ def test_a_run_killed_with_its_job_goes_on_from_its_last_save(tmp_path: Path) ->
     carry_out(folder, spec)
     assert (result(folder, 0).objective, result(folder, 0).attempt) == (465, 2)
     assert int(starts(folder, 0)[1].split()[2]) == 5
+
+
+def test_a_cancelled_run_is_not_started_again_by_the_command_that_lives(tmp_path: Path) -> None:
+    spec = spec_of("program:steps")
+    folder = sweep(tmp_path / "s", spec, [1, 2], steps=40, overrides=["tick=0.05"])
+    run, other = (run.dir for run in folder.sweep().runs)
+    command = parent(folder)
+    until(lambda: "step 2 " in log_of(folder, 0))
+    outcome = cancel(folder, Choice(statuses(folder, {}), frozenset({run})), {})
+    assert len(outcome.ended) == 1 and outcome.failed == outcome.left == []
+    out, _ = command.communicate(timeout=30)
+    assert f"{run}: cancelled by trimtab sweep cancel" in out and f"{other}: completed" in out
+    assert [result(folder, i).state for i in range(2)] == [State.preempted, State.completed]
+    assert [status.state for status in statuses(folder, {})] == [State.cancelled, State.completed]
+    assert len(starts(folder, 0)) == 1
+    carry_out(folder, spec)
+    assert result(folder, 0).objective == 820
+
+
+def test_a_cancelled_sweep_starts_nothing_more(tmp_path: Path) -> None:
+    spec = spec_of("program:steps")
+    folder = sweep(tmp_path / "s", spec, [1, 2], steps=60, overrides=["tick=0.05"])
+    command = parent(folder)
+    until(lambda: "step 2 " in log_of(folder, 0))
+    cancel(folder, Choice(statuses(folder, {})), {})
+    command.communicate(timeout=30)
+    assert len(starts(folder, 0)) == 1 and folder.result(folder.sweep().runs[1].dir) is None
 
 
 @pytest.mark.parametrize("packing", Packing)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from launch.made import SEARCH, job, packed, result, run_dir, spec_of, sweep, until
 
+from trimtab.launch import node
 from trimtab.launch.files import SweepFolder
 from trimtab.launch.model import Slot, State
 from trimtab.spec.launch import Packing
 
 HEAVY = """
 import time
+from dataclasses import replace
 from pathlib import Path
 print("importing", flush=True)
 time.sleep(1.0)
@@ -47,6 +51,41 @@ def test_imports_are_paid_once(tmp_path: Path, packing: Packing) -> None:
     overlaps = sum(a[0] < b[1] and b[0] < a[1] for a in spans for b in spans) - 4
     assert overlaps == (0 if packing is Packing.in_turn else 12)
     assert seconds < 4 * 1.5
+
+
+def test_cores_are_shared_by_what_runs_at_the_same_time() -> None:
+    """Runs that each take every core slow one another down; what the user chose is left alone."""
+    four = dict.fromkeys(["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"], "4")
+    assert node.threads({}, 13, 3) == four
+    assert node.threads({"MKL_NUM_THREADS": "2"}, 4, 1) == {k: v for k, v in four.items() if k != "MKL_NUM_THREADS"}
+    assert node.threads({"OMP_NUM_THREADS": "9"}, 4, 1) == {}
+    assert set(node.threads({}, 2, 3).values()) == {"1"}
+    here = len(os.sched_getaffinity(0))
+    assert node.cores({"SLURM_CPUS_PER_TASK": "1"}) == 1 and node.cores({}) == here
+    assert node.cores({"SLURM_CPUS_PER_TASK": str(here + 1)}) == here
+
+
+@pytest.mark.parametrize(
+    ("packing", "at_once", "cluster", "share"),
+    [
+        (Packing.in_turn, 1, "local", 0),  # the only one: it takes what it likes
+        (Packing.in_turn, 3, "local", 0),  # a sweep of one job
+        (Packing.side_by_side, 1, "local", 2),
+        (Packing.in_turn, 1, "alpha", 1),
+        (Packing.side_by_side, 1, "alpha", 2),
+    ],
+)
+def test_a_run_gets_its_share_before_anything_is_imported(
+    tmp_path: Path, packing: Packing, at_once: int, cluster: str, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in node.POOLS:
+        monkeypatch.delenv(name, raising=False)
+    spec = spec_of("program:threads", replace(packed(packing), at_once=at_once), runs_per_job=2)
+    folder = sweep(tmp_path / "s", spec, [1, 2])
+    batch = folder.new_batch(cluster, "default", [Slot(tuple((run.dir, 1) for run in folder.sweep().runs))])
+    job(folder, batch.id).communicate(timeout=60)
+    cores = len(os.sched_getaffinity(0))
+    assert result(folder, 0).objective == (max(cores // share, 1) if share else 0)
 
 
 @pytest.mark.parametrize("packing", Packing)

@@ -8,6 +8,7 @@ import pytest
 
 from trimtab.config import config_hash
 from trimtab.config.many import compose_many
+from trimtab.errors import ConfigError
 from trimtab.launch.plan import plan, told
 from trimtab.spec import RunSpec
 from trimtab.spec.launch import LaunchSpec, ResourceSpec, RuleSpec, SweepSpec
@@ -50,3 +51,17 @@ def test_the_first_rule_that_fits_names_the_class(overrides: list[str], given: s
     assert run.resources == expected
     (run,), _ = plan(specs([overrides]), [[*overrides, "launch.resources=large"]], replace(SweepSpec(), launch=launch))
     assert run.resources == "large" and run.overrides == tuple(overrides)
+
+
+def test_a_class_makes_no_run_distinct() -> None:
+    runs = [[f"seed={seed}", f"launch.resources={name}"] for seed in (0, 1, 2) for name in ("default", "large")][1:]
+    launch = LaunchSpec(classes=CLASSES)
+    told = (
+        r"launch\.resources asks for 2 of 3 runs in more than one class \(default and large for seed=1\), and a class "
+        r"makes no run distinct; .* for example launch\.resources=default$"
+    )
+    with pytest.raises(ConfigError, match=told):
+        plan(specs([one[:1] for one in runs]), runs, replace(SweepSpec(), launch=launch))
+    same = [["seed=0", "launch.resources=large"], ["algo=decoupled", "seed=0", "launch.resources=large"]]
+    planned, places = plan(specs([["seed=0"], ["seed=0"]]), same, replace(SweepSpec(), launch=launch))
+    assert [run.resources for run in planned] == ["large"] and places == [0, 0]

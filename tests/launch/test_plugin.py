@@ -77,6 +77,8 @@ def test_values_arrive_as_written(tmp_path: Path) -> None:
         (["-m", "launcher=slurm,local"], "error: launcher=slurm,local: a sweep has one launcher"),
         (["-m", "wait=true,false"], "error: wait=true,false: a sweep has one wait"),
         (["-m", "runs_per_job=0"], "error: runs_per_job=0 is refused; allowed: a whole number >= 1"),
+        (["-m", "seed=1,2", "+launch.classes.b.cpus=3", "launch.resources=default,b"], "error: launch.resources asks "
+         "for 2 of 2 runs in more than one class (default and b for seed=1)"),
         (["-m", "launch.resources=big"], "error: launch.resources=big is refused; allowed: default"),
         (["-m", "launch.environment=[HF_TOKEN]"], "error: launch.environment=[HF_TOKEN] is refused"),
         (["-m", "launcher=slurm", "launch.clusters.slurm.partitio=x"], "error: launch.clusters.slurm.partitio is no "),

@@ -16,7 +16,7 @@ from trimtab.launch import snapshot
 from trimtab.launch.files import SweepFolder
 from trimtab.launch.model import Slot
 from trimtab.launch.plan import plan
-from trimtab.launch.prepare import Planned, default_folder, prepare
+from trimtab.launch.prepare import Planned, default_folder, note_code, prepare
 from trimtab.spec import RunSpec
 from trimtab.spec.launch import SweepSpec
 
@@ -87,7 +87,12 @@ def test_before_the_first_submission_it_is_made_anew_and_then_stays(
     (small_tree / "conf/config.yaml").write_text("second edit")
     assert prepare(tmp_path / "s", "s", two, SweepSpec(), say).sweep_json.read_text() == before
     assert (folder.code / "conf/config.yaml").read_text() == "first edit"
+    assert said == []
+    note_code(folder, SweepSpec(), say)
     assert len(said) == 1 and said[0].startswith("note: the code has changed")
+    (small_tree / "conf/config.yaml").write_text("first edit")
+    note_code(folder, SweepSpec(), say)
+    assert len(said) == 1
 
 
 def test_runs_are_added_to_a_folder_that_was_given(tmp_path: Path, say: Callable[[str], None], said: list[str]) -> None:

@@ -53,7 +53,7 @@ def test_a_script_says_all_that_is_asked_of_the_cluster(tmp_path: Path) -> None:
         "signal": "USR2@60", "time": "90", "partition": "main", "account": "lab", "qos": "high", "constraint": "a100",
     }  # fmt: skip
     assert "\nmodule load cuda\n" in text
-    assert "\nexec srun --export=ALL --unbuffered --cpus-per-task=3 --kill-on-bad-exit=0 --output=batches/" in text
+    assert "\nexec srun --export=ALL --unbuffered --cpus-per-task=3 --kill-on-bad-exit=0 $block /bin/sh -c " in text
     single = executor(tmp_path, Cluster("a", ClusterSpec())).script()
     assert flags(single)["signal"] == "B:USR2@30" and flags(single)["output"] == "batches/0001-abcdef01_0.log"
     assert "array" not in flags(single) and "srun" not in single and "partition" not in flags(single)
@@ -80,18 +80,47 @@ def test_what_would_become_a_line_of_its_own_is_refused(tmp_path: Path, spec: Cl
         executor(tmp_path, Cluster("a", spec))
 
 
+def bash(path: Path, text: str, last: str, **environment: str) -> str:
+    """What a script prints when its job is this line."""
+    script = path / "script"
+    script.write_text("".join(f"{line}\n" for line in text.splitlines() if not line.startswith("exec")) + last)
+    return subprocess.run(
+        ["bash", script], capture_output=True, text=True, cwd=path, env=os.environ | environment, timeout=30
+    ).stdout
+
+
 def test_the_exports_of_a_script_mean_to_a_shell_what_they_say(tmp_path: Path) -> None:
     value = "x'y\"z$(touch PWNED)`id`\nnext; é"
     text = executor(tmp_path, Cluster("a", ClusterSpec(via=["x"])), ODD=value).script()
-    body = "\n".join(line for line in text.splitlines() if not line.startswith("exec"))
-    seen = subprocess.run(["bash", "-c", body + '\nprintf %s "$ODD"'], capture_output=True, text=True, cwd=tmp_path)
-    assert seen.stdout == value and not (tmp_path / "PWNED").exists()
+    assert bash(tmp_path, text, 'printf %s "$ODD"') == value and not (tmp_path / "PWNED").exists()
+
+
+WAITING = 'exec python3 -c "import signal; print(sorted(signal.sigpending()))"'
+
+
+def test_a_signal_during_the_set_up_waits_for_the_job(tmp_path: Path) -> None:
+    spec = ClusterSpec(setup=["kill -TERM $$", "kill -USR2 $$", "sh -c 'kill -TERM $$; echo here still'"])
+    said = bash(tmp_path, executor(tmp_path, Cluster("a", spec)).script(), WAITING)
+    assert said == "here still\n[<Signals.SIGUSR2: 12>, <Signals.SIGTERM: 15>]\n"
+
+
+def test_where_env_blocks_no_signals_the_job_starts_all_the_same_and_says_so(tmp_path: Path) -> None:
+    old = tmp_path / "bin" / "env"
+    old.parent.mkdir()
+    old.write_text("#!/bin/sh\nexit 125\n")
+    old.chmod(0o755)
+    text = executor(tmp_path, Cluster("a", ClusterSpec())).script()
+    said = bash(tmp_path, text, WAITING, PATH=f"{old.parent}:{os.environ['PATH']}").splitlines()
+    assert said[0].startswith("note: env cannot block signals here") and said[1:] == ["[]"]
 
 
 def test_jobs_of_two_clusters_share_no_watcher() -> None:
     one, two = Cluster("a", ClusterSpec()), Cluster("b", ClusterSpec())
     assert job_class(one).watcher is not job_class(two).watcher
     assert job_class(one).cluster is one and issubclass(job_class(one), ClusterJob)
+
+
+UNBLOCK = "signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())\n"  # as the job does (``Asked``)
 
 
 # -- a real one ------------------------------------------------------------------------------------------------------
@@ -106,7 +135,8 @@ def test_a_job_gets_its_words_and_nothing_but_the_allowed_variables(
     path = tmp_path / ODD
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     monkeypatch.setenv("SLURM_MEM_PER_CPU", "7")
-    job_module(path, "import json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]))")
+    body = "import json, os, sys\nenvironment = dict(os.environ) | {'x': 'x' * 9000}\n"
+    job_module(path, body + "print(json.dumps([sys.argv[1:], environment, os.getcwd()]))")
     shell = tmp_path / "shell"
     shell.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
     shell.chmod(0o755)
@@ -117,10 +147,11 @@ def test_a_job_gets_its_words_and_nothing_but_the_allowed_variables(
     wait_until(lambda: not slurm.jobs("beta"), 30, "end of the job")
     import json
 
-    lines = (path / "batches" / "0001-abcdef01_0.log").read_text().splitlines()
-    assert len(lines) == tasks
-    for line in lines:
-        words, environment, cwd = json.loads(line)
+    logs = [path / "batches" / f"0001-abcdef01_0{f'.task{rank}' if rank else ''}.log" for rank in range(tasks)]
+    assert sorted(path.glob("batches/*.log")) == sorted(logs)
+    for rank, log in enumerate(logs):  # lines of more than SLURM's 2048 characters: only a file of its own keeps them
+        words, environment, cwd = json.loads(log.read_text())
+        assert environment["SLURM_PROCID"] == str(rank)
         assert words == [str(path), "0001-abcdef01"] and cwd == str(path)
         assert environment["HF_HOME"] == allowed["HF_HOME"] and environment["SLURM_JOB_ID"] == number
         assert environment["PYTHONPATH"] == f"{path}/code/src"
@@ -132,7 +163,8 @@ def test_a_job_gets_its_words_and_nothing_but_the_allowed_variables(
 def test_cancel_and_signals_end_the_job_of_their_own_cluster(slurm: Slurm, tmp_path: Path) -> None:
     """Both clusters use the same numbers; submitit's own cancel ended the innocent one."""
     body = "import signal, time\nfor s in ('USR2', 'TERM'):\n signal.signal(getattr(signal, 'SIG' + s), "
-    body += "lambda n, f: print(n, flush=True))\nprint('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)\n"
+    body += f"lambda n, f: print(n, flush=True))\n{UNBLOCK}print('ready', flush=True)\n"
+    body += "for _ in range(600): time.sleep(0.1)\n"
     made = {}
     for name in slurm.clusters:
         job_module(tmp_path / name, body)
@@ -168,24 +200,28 @@ def test_the_warning_before_the_limit_a_requeue_and_a_preemption_reach_the_job(
     slurm: Slurm, tmp_path: Path, tasks: int
 ) -> None:
     body = "import os, signal, time\nfor s in ('USR2', 'TERM'):\n signal.signal(getattr(signal, 'SIG' + s), "
-    body += "lambda n, f: (os.write(1, b'got %d\\n' % n), os._exit(75)))\n"
+    body += "lambda n, f: (os.write(1, b'got %d\\n' % n), os._exit(75)))\n" + UNBLOCK
     body += "os.write(1, f'ready {os.environ.get(\"SLURM_RESTART_COUNT\", 0)}\\n'.encode())\n"
     body += "for _ in range(900): time.sleep(0.1)\n"
     job_module(tmp_path, body)
     cluster = Cluster("alpha", ClusterSpec(conf=str(slurm.conf("alpha"))))
-    log = tmp_path / "batches" / "0001-abcdef01_0.log"
+
+    def said() -> str:
+        return "".join(path.read_text() for path in sorted((tmp_path / "batches").glob("*.log")))
+
     asked = ResourceSpec(cpus=1, minutes=1, tasks_per_node=tasks)
     number = executor(tmp_path, cluster, 1, asked, 58).send()
-    wait_until(lambda: log.exists() and log.read_text().count("ready") == tasks, 30, "start")
-    wait_until(lambda: log.read_text().count("got 12") == tasks, 75, "warning before the limit")
+    wait_until(lambda: said().count("ready") == tasks, 30, "start")
+    wait_until(lambda: said().count("got 12") == tasks, 75, "warning before the limit")
     wait_until(lambda: number not in slurm.jobs("alpha"), 20, "end")
-    log.unlink()
+    for path in (tmp_path / "batches").glob("*.log"):
+        path.unlink()
     number = executor(tmp_path, cluster, 1, asked, 5).send()
-    wait_until(lambda: log.exists() and log.read_text().count("ready 0") == tasks, 30, "second start")
+    wait_until(lambda: said().count("ready 0") == tasks, 30, "second start")
     cluster.requeue(number)
-    wait_until(lambda: log.read_text().count("got 15") == tasks, 20, "TERM of the requeue")
-    wait_until(lambda: log.read_text().count("ready 1") == tasks, 60, "restart")
+    wait_until(lambda: said().count("got 15") == tasks, 20, "TERM of the requeue")
+    wait_until(lambda: said().count("ready 1") == tasks, 60, "restart")
     every = ("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--time=1")
     slurm.client("alpha", "sbatch", *every, "--wrap=true")
-    wait_until(lambda: log.read_text().count("got 1") == 2 * tasks, 30, "preemption")
-    assert log.read_text().count("ready 1") == tasks  # it ended in its grace time: SLURM does not requeue it by itself
+    wait_until(lambda: said().count("got 1") == 2 * tasks, 30, "preemption")
+    assert said().count("ready 1") == tasks  # it ended in its grace time: SLURM does not requeue it by itself

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from trimtab.launch.model import Batch, Result, Slot, State
-from trimtab.launch.states import Books, Row, cause_of, job_state, run_state, state_of
+from trimtab.launch.states import Books, Row, cause_of, job_state, run_state, state_of, tells_of_memory
 
 # Every state and flag of squeue(1) and sacct(1), 22.05 to 25.05, with its short form where there is one.
 WORDS = {
@@ -218,3 +218,18 @@ def test_causes() -> None:
 def test_a_job_that_ended_without_a_word_of_the_run_is_lost_and_so_started_again(reason: str) -> None:
     state, why = run_state(ONE, 2, (State.failed, reason), None, {})
     assert state is State.lost and reason in why and cause_of(state) is State.lost
+
+
+@pytest.mark.parametrize(
+    ("words", "memory"),
+    [
+        ("slurmstepd-alpha-1: error: Exceeded job memory limit", True),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=63.batch. Some of the step tasks …", True),
+        ("slurmstepd: error: Detected 1 oom-kill event(s) in step 63.batch cgroup.", True),
+        ("slurmstepd: error: *** JOB 63 ON a CANCELLED AT 2026-12-01T05:01:05 DUE TO TIME LIMIT ***", False),
+        ("RuntimeError: the memory limit is a word of the run's own", False),
+        ("", False),
+    ],
+)
+def test_a_job_that_slurm_killed_for_its_memory_says_so_in_its_log_alone(words: str, memory: bool) -> None:
+    assert tells_of_memory(words) is memory

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from trimtab.errors import TrimtabError
-from trimtab.launch.attempts import record
+from trimtab.launch.attempts import Claim, record
 from trimtab.launch.files import SweepFolder
 from trimtab.launch.model import Batch, PlannedRun, Result, RunStatus, Slot, State, Sweep
 from trimtab.launch.states import Row
@@ -164,6 +164,24 @@ def test_what_the_books_forget_was_noted(tmp_path: Path) -> None:
     again = sent(folder, "a", "2", 0, attempt=2)
     [status] = look(folder, a=Recorded([row(again, "RUNNING")], TrimtabError("accounting is off")))
     assert (status.state, dict(status.causes)) == (State.running, {"lost": 1})
+
+
+def test_batches_past_9999_come_after_those_before(tmp_path: Path) -> None:
+    folder = made(tmp_path / "s", 1)
+    run = folder.sweep().runs[0].dir
+    old = folder.write_batch(Batch("9999-ffffffff", "a", "default", (Slot(((run, 1),)),), 0.0, job="1"))
+    new = sent(folder, "a", "2", 0, attempt=1)  # the same attempt: the later one counts
+    newest = sent(folder, "a", "3", 0, attempt=2)
+    assert [new.id[:6], newest.id[:6]] == ["10000-", "10001-"]
+    assert [batch.id for batch in folder.all_batches()] == [old.id, new.id, newest.id]
+    assert Claim(folder, old.id, 0).stale(run) is False  # no start of it has taken the slot
+    claims = [Claim(folder, batch.id, 0) for batch in (old, new, newest)]
+    for claim in claims:
+        claim.take()
+    assert [claim.stale(run) for claim in claims] == [True, True, False]
+    folder.write_result(run, Result(old.id, 1, State.completed, 1.0, 2.0, 0.5))
+    [status] = look(folder, a=Recorded([row(newest, "PENDING")]))
+    assert status.state is State.completed  # before the newest submission
 
 
 def test_progress_and_damage(tmp_path: Path) -> None:

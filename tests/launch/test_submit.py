@@ -337,7 +337,12 @@ def test_caps_weights_and_classes(slurm: Slurm, tmp_path: Path) -> None:
     said: list[str] = []
     batches = submit(folder, spec, runs, said.append)
     assert Counter(batch.cluster for batch in batches for _ in batch.slots) == {"alpha": 3, "beta": 2}
-    assert said[-1].startswith("3 runs of class") and submit(folder, spec, runs, quiet) == []
+    assert said[-1] == (
+        "3 runs of class default are not submitted (3 of 6 jobs): no cluster takes more now (alpha has 3 of "
+        "max_jobs=3, beta has 2 of max_jobs=2); trimtab sweep resume sends what there is room "
+        "for then, with --wait all of them"
+    )
+    assert submit(folder, spec, runs, quiet) == []
     gpu = next(batch for batch in batches if batch.resources == "a_gpu")
     shown = slurm.client(gpu.cluster, "scontrol", "show", "job", str(gpu.job))
     assert "gres:gpu:1" in shown and "TimeLimit=00:07:00" in shown

@@ -13,21 +13,21 @@ from trimtab.config.convert import to_spec
 from trimtab.config.explain import COMPOSE_ERRORS, explain, impossible, spelled
 from trimtab.config.groups import CONF
 from trimtab.config.resolve import resolve
-from trimtab.config.rules import check
+from trimtab.config.rules import Rule, check
 from trimtab.config.schema import register
 from trimtab.errors import ConfigError
 from trimtab.spec import RunSpec
 
 
-def prepare(config: DictConfig, overrides: Sequence[str] = ()) -> RunSpec:
-    """The resolved spec of a config composed with ``overrides`` that passed every rule; else ConfigError."""
+def prepare(config: DictConfig, overrides: Sequence[str] = (), without: Sequence[Rule] = ()) -> RunSpec:
+    """The resolved spec of a config composed with ``overrides`` that passed every rule but those; else ConfigError."""
     if found := impossible(overrides):
         raise ConfigError("\n".join(found))
     try:
         spec = to_spec(config)
     except OmegaConfBaseException as error:
         raise ConfigError(str(error)) from error
-    check(spec)
+    check(spec, without)
     return resolve(spec)
 
 
@@ -43,6 +43,9 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
         raise ConfigError(explain(error, overrides)) from error
 
 
-def compose(overrides: Sequence[str] = ()) -> RunSpec:
-    """The checked and resolved spec for command-line overrides such as ``level=geometric``."""
-    return prepare(compose_config(overrides), overrides)
+def compose(overrides: Sequence[str] = (), without: Sequence[Rule] = ()) -> RunSpec:
+    """The checked and resolved spec for command-line overrides such as ``level=geometric``.
+
+    ``without``: rules that do not hold here; a tool that measures a fault must be able to set it up.
+    """
+    return prepare(compose_config(overrides), overrides, without)

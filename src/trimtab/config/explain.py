@@ -56,7 +56,7 @@ def typed_overrides() -> tuple[list[str], bool]:
 
 def spelled(overrides: Sequence[str]) -> list[str]:
     """What Hydra is given: ``+launch.clusters.NAME.KEY=VALUE`` as a dict; it cannot make NAME on the way to KEY."""
-    return [ADDED.sub(r"\1={\2:{\3:\4}}", text) for text in overrides]
+    return [ADDED.sub(r"+\1={\2:{\3:\4}}", text) for text in overrides]
 
 
 def impossible(overrides: Sequence[str]) -> list[str]:

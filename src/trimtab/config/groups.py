@@ -25,10 +25,14 @@ def choices(group: str) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda name: ("/" in name, name)))
 
 
+NO_METHODS = ("none", "abeja")
+"""Presets that say nothing of a method: the default, and set-ups to measure."""
+
+
 @cache
 def recipes() -> tuple[str, ...]:
-    """The presets that are whole methods: all but ``none`` and the systems' conventions, which lack a correction."""
-    return tuple(name for name in choices("preset") if name != "none" and not name.endswith("/conventions"))
+    """The presets that are whole methods: neither ``NO_METHODS`` nor conventions, which lack a correction."""
+    return tuple(name for name in choices("preset") if name not in NO_METHODS and not name.endswith("/conventions"))
 
 
 @cache

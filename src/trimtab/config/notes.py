@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Mapping, Sequence
 
 from trimtab.config.groups import choices
@@ -16,24 +17,56 @@ def notes(given: RunSpec, resolved: RunSpec, overrides: Sequence[str] = ()) -> l
     return [*ignored(given, overrides), *doubtful(resolved)]
 
 
+def notes_of_many(runs: Sequence[tuple[RunSpec, RunSpec, Sequence[str]]]) -> list[str]:
+    """The same for a sweep: each thing once, with how many combinations it concerns. Runs as ``notes`` takes them."""
+    unread, others = Counter[tuple[str, str]](), Counter[str]()
+    for given, resolved, overrides in runs:
+        unread.update((reason, key) for reason, keys in _lost(given, overrides) for key in keys)
+        others.update(doubtful(resolved))
+    together: dict[tuple[str, int], list[str]] = {}  # keys that go for one reason in equally many combinations
+    for (reason, key), times in unread.items():
+        together.setdefault((reason, times), []).append(key)
+    lines = [
+        f"{', '.join(keys)} {_have(keys)} no effect in {_share(times, len(runs))}: {reason}"
+        for (reason, times), keys in together.items()
+    ]
+    return lines + [f"in {_share(times, len(runs))}: {line}" for line, times in others.items()]
+
+
+def _share(times: int, of: int) -> str:
+    return f"{times} of {of} combinations" if times < of else f"all {of} combinations" if of > 1 else "the run"
+
+
+def _have(keys: Sequence[str]) -> str:
+    return "has" if len(keys) == 1 else "have"
+
+
 def ignored(spec: RunSpec, overrides: Sequence[str] = ()) -> list[str]:
     """One line for each reason why keys that are set away from their default have no effect.
 
     What the preset among ``overrides`` sets is not the user's: a system's conventions may be of no use to its recipe.
     """
-    lines, preset = list[str](), _preset_values(overrides)
+    return [
+        f"{reason}: {', '.join(f'{key}={value}' for key, value in lost.items())} {_have([*lost])} no effect"
+        for reason, lost in _lost(spec, overrides)
+    ]
+
+
+def _lost(spec: RunSpec, overrides: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+    """The reasons and, for each, the keys without effect with the values that they lose."""
+    found, preset = list[tuple[str, dict[str, str]]](), _preset_values(overrides)
     for stage in STAGES:
         for unread in stage(spec):
             canonical = unread.canonical()
-            lost = [
-                f"{key}={written(value_of(spec, key))}"
+            lost = {
+                key: written(value_of(spec, key))
                 for key in unread.keys
                 if value_of(spec, key) not in (options()[key].default, canonical[key], *preset.get(key, ()))
-            ]
+            }
             if lost and not unread.quiet:
-                lines.append(f"{unread.reason}: {', '.join(lost)} {'has' if len(lost) == 1 else 'have'} no effect")
+                found.append((unread.reason, lost))
             spec = with_values(spec, canonical)
-    return lines
+    return found
 
 
 def doubtful(spec: RunSpec) -> list[str]:

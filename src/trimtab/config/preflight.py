@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Sequence
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -9,12 +10,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from trimtab.config.convert import OF_SWEEP
-from trimtab.config.many import compose_many
+from trimtab.config.many import compose_all
+from trimtab.config.notes import notes_of_many
 from trimtab.config.resolve import config_hash
 from trimtab.errors import ConfigError
 from trimtab.spec import RunSpec
 
-RESOURCES = "launch.resources"  # the one option of a sweep that may differ by run
+RESOURCES = "launch.resources"  # an optimising sweeper may choose it by run; what it cannot do, the plan says
 ONE = ("launcher", "sweep", *OF_SWEEP)
 
 
@@ -36,8 +38,7 @@ def misplaced(overrides: Sequence[str]) -> list[str]:
         except HydraException:
             continue  # told when it is composed
         if swept:
-            found.append(f"{text}: a sweep has one {key}; give one value (of a sweep's options only {RESOURCES} may "
-                         "differ by run)")  # fmt: skip
+            found.append(f"{text}: a sweep has one {key}; give one value")
     return found
 
 
@@ -53,23 +54,31 @@ def _key(text: str) -> str:
     return text.lstrip("+~").partition("=")[0]
 
 
-def composed(runs: Sequence[Sequence[str]], folders_given: bool = True) -> tuple[list[RunSpec], list[str]]:
-    """The specs of all runs, and one line for each that cannot start: its overrides and why.
+@dataclass(frozen=True)
+class Checked:
+    """``specs`` of the runs that can start; a line of ``faults`` for each that cannot; ``notes`` on the others."""
 
-    Two runs in one folder count too, where ``folders_given`` by the user.
-    """
+    specs: list[RunSpec]
+    faults: list[str]
+    notes: list[str]
+
+
+def composed(runs: Sequence[Sequence[str]], folders_given: bool = True) -> Checked:
+    """Compose and check all runs. Two in one folder are a fault too, where ``folders_given`` by the user."""
     specs, found, folders = list[RunSpec](), list[str](), dict[str, str]()
-    for overrides, spec in zip(runs, compose_many(runs), strict=True):
+    noted = list[tuple[RunSpec, RunSpec, Sequence[str]]]()
+    for overrides, made in zip(runs, compose_all(runs), strict=True):
         name = " ".join(overrides)
-        if isinstance(spec, ConfigError):
-            found.append(f"{name}: " + "; ".join(str(spec).splitlines()))
+        if isinstance(made, ConfigError):
+            found.append(f"{name}: " + "; ".join(str(made).splitlines()))
             continue
-        folder = spec.run_dir
+        spec, folder = made.resolved, made.resolved.run_dir
+        noted.append((made.given, spec, overrides))
         if folders_given and folder and folder in folders:
             found.append(f"{name}: run_dir={folder} is that of {folders[folder]} too; leave it out, or sweep over it")
         folders.setdefault(folder, name)
         specs.append(spec)
-    return specs, found
+    return Checked(specs, found, [] if found else notes_of_many(noted))
 
 
 def manifest(name: str, specs: Sequence[RunSpec], runs: Sequence[Sequence[str]]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ SWEEP = """\
 # Options of a sweep
 
 Read with `-m` alone; none of them changes what a run computes. A new cluster or class is added with `+`
-(`+launch.clusters.mine.partition=gpu`); of all these only `launch.resources` may differ by run.
+(`+launch.clusters.mine.partition=gpu`). None may be swept; `launch.rules` say which runs take which class.
 """
 
 

@@ -19,6 +19,7 @@ from trimtab.spec import (
     Algo,
     Dtype,
     Level,
+    Mismatch,
     Numerator,
     Pair,
     PromptStyle,
@@ -92,7 +93,9 @@ def _filled(spec: RunSpec) -> dict[str, Any]:
     if spec.task.style is PromptStyle.few_shot and spec.task.stop is None:
         values["task.stop"] = "\n"  # the model would go on to the next question
     if spec.rollout.probe_every and spec.rollout.probe_bound is None:
-        values["rollout.probe_bound"] = probe_bound(spec.rollout.dtype, spec.policy.dtype)
+        injected = spec.mismatch.kind is Mismatch.dtype
+        engine = spec.mismatch.dtype if injected else spec.rollout.dtype
+        values["rollout.probe_bound"] = probe_bound(engine, spec.policy.dtype)
     return values
 
 

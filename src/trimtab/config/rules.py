@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from typing import Callable, Iterable, Iterator, Optional
+from typing import Callable, Iterable, Iterator, Optional, Sequence
 
 from trimtab.config.explain import closest
 from trimtab.config.groups import recipes
@@ -14,6 +14,7 @@ from trimtab.config.places import is_data, is_file, is_importable, is_model
 from trimtab.config.ranges import RANGES, ranges, wrong
 from trimtab.config.rejection import rejection
 from trimtab.config.resolve import resolve
+from trimtab.config.rules_rollout import RULES as ROLLOUT
 from trimtab.errors import ConfigError
 from trimtab.spec import (
     Aggregate,
@@ -22,12 +23,10 @@ from trimtab.spec import (
     Baseline,
     Device,
     Dtype,
-    Engine,
     Level,
     LogprobsMode,
     LossName,
     Match,
-    Mismatch,
     Numerator,
     Overlong,
     PolicyKind,
@@ -171,27 +170,6 @@ def shadow(spec: RunSpec) -> Iterator[str]:
                         f"shadow={close}")  # fmt: skip
 
 
-def engine(spec: RunSpec) -> Iterator[str]:
-    """What the engine needs, and what only one engine can do."""
-    rollout, mismatch = spec.rollout, spec.mismatch
-    if rollout.engine is Engine.replay and not rollout.path:
-        yield wrong("rollout.path", rollout.path, "a run folder, or one of Parquet files, with rollout=replay",
-                    "rollout.path=runs/NAME")  # fmt: skip
-    elif rollout.engine is Engine.replay and rollout.path and not os.path.exists(rollout.path):
-        allowed = "a run folder, or one of Parquet files, that exists, with rollout=replay"
-        yield wrong("rollout.path", rollout.path, allowed, "rollout.path=runs/NAME")
-    if mismatch.kind is Mismatch.logit_noise and rollout.engine is not Engine.transformers:
-        allowed = f"none with rollout={rollout.engine.name}; only rollout=transformers samples from noisy logits"
-        yield wrong("mismatch.kind", mismatch.kind, allowed, "rollout=transformers (or mismatch=none)")
-    if rollout.engine is not Engine.replay and rollout.max_tokens >= rollout.max_model_len:
-        allowed = f"less than rollout.max_model_len={rollout.max_model_len}, which holds the prompt too"
-        longer = 2 * rollout.max_tokens + 128
-        mend = f"rollout.max_model_len={longer}"
-        if longer not in RANGES["rollout.max_model_len"]:
-            mend = f"rollout.max_tokens={rollout.max_model_len // 2}"
-        yield wrong("rollout.max_tokens", rollout.max_tokens, allowed, mend)
-
-
 def policy(spec: RunSpec) -> Iterator[str]:
     """What the model needs, and which attention runs where."""
     chosen = spec.policy
@@ -282,17 +260,20 @@ def resume(spec: RunSpec) -> Iterator[str]:
 # What each option may hold is judged as given, even where nothing reads it; agreement only where options are in force.
 AS_GIVEN: tuple[Rule, ...] = (betas, vespo, full_support, batches, resume)
 IN_FORCE: tuple[Rule, ...] = (
-    shadow, numerator, bounds, reach, rejection, losses, overlong, engine, policy, task, pattern,
+    shadow, numerator, bounds, reach, rejection, losses, overlong, *ROLLOUT, policy, task, pattern,
 )  # fmt: skip
 
 
-def check(spec: RunSpec) -> None:
-    """Raise ConfigError with one line for each violation; a value that is refused by itself is not told again."""
+def check(spec: RunSpec, without: Sequence[Rule] = ()) -> None:
+    """Raise ConfigError with one line for each violation; a value that is refused by itself is not told again.
+
+    ``without``: rules to leave out.
+    """
     refused = dict([*ranges(spec), *texts(spec)])
     sane = with_values(spec, {key: options()[key].default for key in refused})
     resolved = resolve(sane)
-    found = [line for rule in AS_GIVEN for line in rule(sane)]
-    found += [line for rule in IN_FORCE for line in rule(resolved)]
+    found = [line for rule in AS_GIVEN if rule not in without for line in rule(sane)]
+    found += [line for rule in IN_FORCE if rule not in without for line in rule(resolved)]
     lines = [*refused.values(), *(line for line in found if not _speaks_of(line, refused))]
     if lines:
         raise ConfigError("\n".join(lines))

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping
+from typing import Any, Mapping
 
-from trimtab.config.keys import options, value_of
+from trimtab.config.keys import value_of
+from trimtab.config.stage import Stage, Unread
+from trimtab.config.unread_run import STAGES as RUN
 from trimtab.spec import (
     AdvantageKl,
     Aggregate,
     Algo,
     Denominator,
-    Dtype,
-    Engine,
     KlEstimator,
     KlImportance,
     LossName,
     LossSpec,
-    Match,
-    Mismatch,
     Overlong,
-    PolicyKind,
-    PromptStyle,
     RatioLevel,
     RunSpec,
     Scale,
-    TaskName,
     TisMode,
-    TrackerName,
 )
 
 TIS = (
@@ -67,21 +60,6 @@ ANCHOR_BY_ANOTHER_NAME: Mapping[tuple[Algo, KlImportance], KlImportance] = {
 }
 
 
-@dataclass(frozen=True)
-class Unread:
-    """Keys without effect and the reason; each becomes its schema default unless ``values`` says otherwise."""
-
-    reason: str
-    keys: tuple[str, ...]
-    values: Mapping[str, Any] = field(default_factory=dict)
-    quiet: bool = False  # not worth a note: the value was read before it was dropped
-
-    def canonical(self) -> dict[str, Any]:
-        """The value each key takes."""
-        return {key: self.values.get(key, options()[key].default) for key in self.keys}
-
-
-Stage = Callable[[RunSpec], list[Unread]]
 OFF: Mapping[str, Any] = {"mis.tis_mode": TisMode.off}
 
 
@@ -210,106 +188,11 @@ def _advantage(spec: RunSpec) -> list[Unread]:
     return found
 
 
-def _mismatch(spec: RunSpec) -> list[Unread]:
-    if spec.mismatch.kind is Mismatch.none:
-        return [Unread("mismatch=none injects nothing", ("mismatch.strength",))]
-    if spec.mismatch.strength == 0:
-        return [Unread("mismatch.strength=0 injects nothing", ("mismatch.kind",))]
-    return []
-
-
-def _rollout(spec: RunSpec) -> list[Unread]:
-    engine, found = spec.rollout.engine, []
-    vllm = ("prefix_caching", "async_scheduling", "enforce_eager", "kv_cache_gib", "gpu_memory_utilization")
-    if engine is not Engine.vllm:
-        found.append(Unread(f"rollout={engine.name} is not vLLM", _under("rollout", *vllm)))
-    if engine is not Engine.replay:
-        found.append(Unread(f"rollout={engine.name} replays nothing", ("rollout.path",)))
-    if engine is Engine.replay:
-        why = "rollout=replay has no model to sample from or to probe"
-        keys = ("evaluation.every", *_under("rollout", "probe_every", "dtype", "max_num_seqs", "max_model_len"))
-        found.append(Unread(why, keys, {"rollout.probe_every": 0, "evaluation.every": 0}))
-    return found
-
-
-def _probe(spec: RunSpec) -> list[Unread]:
-    if spec.rollout.probe_every == 0:
-        return [Unread("rollout.probe_every=0 never probes", ("rollout.probe_sequences", "rollout.probe_bound"))]
-    return []
-
-
-def _policy(spec: RunSpec) -> list[Unread]:
-    kind, found = spec.policy.kind, []
-    if kind is not PolicyKind.hf:
-        found.append(Unread(f"policy={kind.name} brings its own model", ("policy.path",)))
-    if kind is not PolicyKind.tiny:
-        found.append(Unread(f"policy={kind.name} is not warmed up", ("policy.warmup_accuracy",)))
-    if spec.policy.dtype is Dtype.float32:
-        found.append(Unread("policy.dtype=float32 has its head in float32 already", ("policy.fp32_head",)))
-    return found
-
-
-def _task(spec: RunSpec) -> list[Unread]:
-    readers: Mapping[str, tuple[TaskName, ...]] = {
-        "difficulty": (TaskName.arithmetic,),
-        "style": (TaskName.arithmetic, TaskName.reasoning_gym, TaskName.jsonl, TaskName.hf),
-        "train_size": (TaskName.arithmetic, TaskName.reasoning_gym),
-        "eval_size": (TaskName.arithmetic, TaskName.reasoning_gym, TaskName.jsonl, TaskName.hf),
-        "path": (TaskName.jsonl, TaskName.hf, TaskName.custom),
-        "eval_path": (TaskName.jsonl,),
-        "subset": (TaskName.hf,),
-        "split": (TaskName.hf,),
-        "eval_split": (TaskName.hf,),
-        "prompt_key": (TaskName.jsonl, TaskName.hf),
-        "answer_key": (TaskName.jsonl, TaskName.hf),
-        "match": (TaskName.jsonl, TaskName.hf),
-        "generator": (TaskName.reasoning_gym,),
-        "options": (TaskName.reasoning_gym, TaskName.custom),
-    }
-    task = spec.task
-    unread = _under("task", *(key for key, names in readers.items() if task.name not in names))
-    found = [Unread(f"task={task.name.name} has no use for it", unread)]
-    if task.match is not Match.regex or "task.match" in unread:
-        found.append(Unread("task.match is not regex", ("task.pattern",)))
-    if "task.style" in unread:
-        found.append(Unread(f"task={task.name.name} writes its own prompts", ("task.shots", "task.system")))
-    if task.style is not PromptStyle.few_shot:
-        found.append(Unread(f"task.style={task.style.name} shows no examples", ("task.shots",)))
-    if task.style is not PromptStyle.chat:
-        found.append(Unread(f"task.style={task.style.name} has no system message", ("task.system",)))
-    return found
-
-
-def _rest(spec: RunSpec) -> list[Unread]:
-    found: list[Unread] = []
-    if spec.evaluation.every and not spec.evaluation.greedy and not spec.evaluation.samples:
-        found.append(Unread("nothing to evaluate with", ("evaluation.every",), {"evaluation.every": 0}))
-    if spec.evaluation.every == 0 or found:
-        found.append(Unread("evaluation.every=0 never evaluates", ("evaluation.greedy", "evaluation.samples")))
-    readers: Mapping[str, tuple[TrackerName, ...]] = {
-        "project": (TrackerName.wandb, TrackerName.trackio),
-        "entity": (TrackerName.wandb,),
-        "group": (TrackerName.wandb, TrackerName.trackio),
-        "tags": (TrackerName.wandb, TrackerName.trackio),
-        "finish_seconds": (TrackerName.wandb,),
-    }
-    keys = _under("tracker", *(key for key, names in readers.items() if spec.tracker.name not in names))
-    if keys:
-        found.append(Unread(f"tracker={spec.tracker.name.name} does not read it", keys))
-    if not spec.shadow:
-        found.append(Unread("shadow=[] measures no method beside the run's", ("shadow_gradient_every",)))
-    return found
-
-
 # Each stage sees what the ones before it left: bypass switches tis_mode off, and then tis_level goes too.
 FIRST: tuple[Stage, ...] = (_on_policy, _surrogate, _algo)
 STAGES: tuple[Stage, ...] = (
-    *FIRST, _mis, _rejection, _loss, _advantage, _mismatch, _rollout, _probe, _policy, _task, _rest,
+    *FIRST, _mis, _rejection, _loss, _advantage, *RUN,
 )  # fmt: skip
-
-
-def _under(section: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"{section}.{name}" for name in names)
 
 
 def rejects(spec: RunSpec) -> bool:

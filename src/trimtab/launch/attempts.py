@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from trimtab.files import write_text
-from trimtab.launch.files import SweepFolder
+from trimtab.launch.files import SweepFolder, serial
 from trimtab.launch.model import Batch, Result, State
 
 HISTORY = "attempts.jsonl"  # in the run's folder: each start's Result as it ended
@@ -46,7 +46,7 @@ class Claim:
 
     def _newer(self) -> list[Batch]:
         for path in self._folder.batches.glob("*.json"):
-            if path.stem > self._batch:
+            if serial(path.stem) > serial(self._batch):
                 written = path.stat().st_mtime_ns
                 if self._seen.get(path.stem, (0, None))[0] != written:
                     self._seen[path.stem] = (written, self._folder.batch(path.stem))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,8 +15,9 @@ from trimtab.files import write_text
 from trimtab.launch import local
 from trimtab.launch.files import SweepFolder
 from trimtab.launch.model import Batch, RunStatus, State
+from trimtab.launch.queued import Queued, queued
 from trimtab.launch.states import Row, state_of
-from trimtab.launch.status import LOCAL, all_submissions, cancel_mark, is_process_of
+from trimtab.launch.status import LOCAL, is_process_of
 
 # Seconds in which jobs may save and end (a site's KillWait is 30), and one that is requeued meanwhile is ended again.
 PATIENCE, POLL, LOOKS = 45.0, 1.0, 3
@@ -32,89 +34,101 @@ class Ends(Protocol):
 
 
 @dataclass(frozen=True)
-class Job:
-    """A slot of a batch."""
+class Choice:
+    """Which jobs are meant. ``wanted``: runs, ``jobs``: jobs by name (``a:12_3``); both empty: every job of the sweep,
+    also one whose runs have all ended. Of these only what has not begun (``pending``), or in which a run ``failed``.
+    """
 
-    batch: Batch
-    slot: int
-
-    def __str__(self) -> str:
-        index = f"_{self.slot}" if self.batch.array else ""
-        return f"{self.batch.cluster}:{self.batch.job}{index} ({', '.join(run for run, _ in self.runs)})"
+    runs: Sequence[RunStatus]
+    wanted: frozenset[str] = frozenset()
+    jobs: frozenset[str] = frozenset()
+    pending: bool = False
+    failed: bool = False
 
     @property
-    def runs(self) -> tuple[tuple[str, int], ...]:
-        """(run, attempt) of its runs."""
-        return self.batch.slots[self.slot].runs
+    def everything(self) -> bool:
+        """Whether nothing was chosen: the sweep as a whole is to end."""
+        return not (self.wanted or self.jobs or self.pending or self.failed)
+
+    def concerns(self, batch: Batch) -> bool:
+        """Whether jobs of the batch may be meant."""
+        inside = {run for slot in batch.slots for run, _ in slot.runs}
+        named = any(job in (name := f"{batch.cluster}:{batch.job}") or job.startswith(f"{name}_") for job in self.jobs)
+        return not (self.wanted or self.jobs) or bool(inside & self.wanted) or named
+
+    def of(self, there: Sequence[Queued], outcome: Outcome) -> list[Queued]:
+        """The jobs that are meant, of those that are there; ``outcome`` gets a word on each that other runs need."""
+        now = {run.run.dir: run for run in self.runs}
+        chosen = []
+        for job in there:
+            inside = [run for run, _ in job.runs if run in self.wanted]
+            if (self.wanted or self.jobs) and not (inside or job.name in self.jobs):
+                continue
+            if self.pending and state_of(job.row.word) is not State.pending:
+                continue
+            if self.failed and not any(_failed(now.get(run), attempt) for run, attempt in job.runs):
+                continue
+            others = [run for run in job.unfinished(now) if run not in self.wanted]
+            if self.wanted and job.name not in self.jobs and others:
+                outcome.left.append(f"{job}: {', '.join(inside)} shares it with {', '.join(others)}; choose those too")
+            else:
+                chosen.append(job)
+        return chosen
+
+
+def _failed(run: RunStatus | None, attempt: int) -> bool:
+    return run is not None and run.attempt == attempt and run.state is State.failed
 
 
 @dataclass
 class Outcome:
-    """What was ended, and what could not be."""
+    """What was ended, what could not be, and what was left as other runs need it."""
 
     ended: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-
-
-def choose(
-    folder: SweepFolder, runs: Sequence[RunStatus], wanted: Collection[str], pending: bool = False, failed: bool = False
-) -> tuple[list[Job], list[str]]:
-    """The jobs to end, and a word on each that is left alone though it carries a wanted run.
-
-    Jobs of earlier attempts are among them: they may still be there. Those that have ended are sorted out by the
-    cluster's queue (``cancel``).
-    """
-    now = {run.run.dir: run for run in runs}
-    jobs = {Job(one.batch, one.slot): None for of in all_submissions(folder).values() for one in of}
-    chosen, said = [], []
-    for job in jobs:
-        states = [now[run].state for run, attempt in job.runs if run in now and now[run].attempt == attempt]
-        inside = [run for run, _ in job.runs if run in wanted]
-        unfinished = [run for run, attempt in job.runs if run in now and _going(now[run], attempt)]
-        if not inside or (states and State.unknown not in states and not any(state.live for state in states)):
-            continue
-        if pending and not all(state is State.pending for state in states if state.live):
-            continue
-        if failed and State.failed not in states:
-            continue
-        if others := [run for run in unfinished if run not in wanted]:
-            said.append(f"{job}: {', '.join(inside)} shares it with {', '.join(others)}; choose those too")
-        else:
-            chosen.append(job)
-    return chosen, said
-
-
-def _going(run: RunStatus, attempt: int) -> bool:
-    return run.attempt == attempt and run.state.live
+    left: list[str] = field(default_factory=list)
 
 
 def cancel(
-    folder: SweepFolder, jobs: Sequence[Job], clusters: Mapping[str, Ends], dry_run: bool = False,
-    patience: float = PATIENCE,
-) -> Outcome:  # fmt: skip
-    """End the jobs that are there. A job that its cluster requeues meanwhile is ended again."""
-    outcome = Outcome()
-    for name in dict.fromkeys(job.batch.cluster for job in jobs):
-        of = [job for job in jobs if job.batch.cluster == name]
+    folder: SweepFolder, choice: Choice, clusters: Mapping[str, Ends], dry_run: bool = False, patience: float = PATIENCE
+) -> Outcome:
+    """End the jobs that are meant and there, on all clusters at once. What its cluster requeues is ended again."""
+    if choice.everything and not dry_run:
+        folder.ask_to_end()
+    batches: dict[str, list[Batch]] = {}
+    for batch in folder.all_batches() if folder.batches.exists() else []:
+        if not batch.refused and choice.concerns(batch):
+            batches.setdefault(batch.cluster, []).append(batch)
+
+    def end(name: str) -> Outcome:
+        outcome = Outcome()
         if name == LOCAL:
-            _local(folder, of, dry_run, outcome)
-        elif name not in clusters:
-            outcome.failed.append(f"{name} is not among launch.clusters: {len(of)} jobs are left")
-        else:
+            _local(folder, choice, batches[name], dry_run, outcome)
+        elif name in clusters:
             try:
-                _slurm(folder, of, clusters[name], dry_run, patience, outcome)
+                _slurm(folder, choice, batches[name], clusters[name], dry_run, patience, outcome)
             except TrimtabError as error:
                 outcome.failed.append(f"{name}: {error}")
-    return outcome
+        elif left := [run for run in choice.runs if run.cluster == name and run.state.live]:
+            outcome.failed.append(f"{name} is not among launch.clusters: the jobs of {len(left)} runs are left")
+        return outcome
+
+    total = Outcome()
+    with ThreadPoolExecutor(max(len(batches), 1)) as pool:
+        for one in pool.map(end, batches):
+            total.ended += one.ended
+            total.failed += one.failed
+            total.left += one.left
+    return total
 
 
-def _local(folder: SweepFolder, jobs: Sequence[Job], dry_run: bool, outcome: Outcome) -> None:
-    for job in jobs:
-        if job.batch.job is None or not (is_process_of(job.batch) or local.live(folder, job.batch)):
-            continue
+def _local(folder: SweepFolder, choice: Choice, batches: Sequence[Batch], dry_run: bool, outcome: Outcome) -> None:
+    there = [Queued(batch, Row(batch.job, None, "RUNNING")) for batch in batches
+             if batch.job is not None and (is_process_of(batch) or local.live(folder, batch))]  # fmt: skip
+    for job in choice.of(there, outcome):
         if not dry_run:
-            write_text(folder.batches / cancel_mark(job.batch, job.slot), "")
-            pid = int(job.batch.job)
+            write_text(folder.cancel_mark(job.batch.id, 0), "")
+            pid = int(job.row.job)
             try:
                 if is_process_of(job.batch):
                     os.kill(pid, signal.SIGTERM)  # it tells its runs
@@ -127,51 +141,43 @@ def _local(folder: SweepFolder, jobs: Sequence[Job], dry_run: bool, outcome: Out
 
 
 def _slurm(
-    folder: SweepFolder, jobs: Sequence[Job], cluster: Ends, dry_run: bool, patience: float, outcome: Outcome
-) -> None:
+    folder: SweepFolder, choice: Choice, batches: Sequence[Batch], cluster: Ends, dry_run: bool, patience: float,
+    outcome: Outcome,
+) -> None:  # fmt: skip
     rows = cluster.squeue()
-    there = {job: row for job in jobs if (row := _row(rows, job)) is not None}
-    if not dry_run:
-        for job in there:
-            write_text(folder.batches / cancel_mark(job.batch, job.slot), "")
-        _scancel(there, rows, cluster)
-        if left := _see_end(there, cluster, patience):
-            outcome.failed += [
-                f"{job}: cancelled, but still {row.word} after {patience:.0f} s" for job, row in left.items()
-            ]
-    for job, row in there.items():
-        index = f"_{row.index}" if row.index is not None else ""
-        outcome.ended.append(f"{job.batch.cluster}:{row.job}{index} ({', '.join(run for run, _ in job.runs)})")
+    chosen = choice.of(queued(rows, batches), outcome)
+    if chosen and not dry_run:
+        for job in chosen:
+            write_text(folder.cancel_mark(job.batch.id, job.slot), "")
+        _scancel(chosen, rows, cluster)
+        outcome.failed += [f"{job}: cancelled, but still {job.row.word} after {patience:.0f} s"
+                           for job in _see_end(chosen, batches, cluster, patience)]  # fmt: skip
+    outcome.ended += [str(job) for job in chosen]
 
 
-def _see_end(jobs: Mapping[Job, Row], cluster: Ends, patience: float) -> Mapping[Job, Row]:
+def _see_end(jobs: Sequence[Queued], batches: Sequence[Batch], cluster: Ends, patience: float) -> list[Queued]:
     """Wait until the queue holds none of them, and end again what comes back into it; those that are left.
 
     Gone is what some looks in a row miss: a job that requeues itself as it ends is away for a moment.
     """
+    names = {job.name for job in jobs}
     until, missed = time.monotonic() + patience, 0
     while True:
         rows = cluster.squeue()
-        found = {job: _row(rows, job) for job in jobs}
-        left = {job: row for job, row in found.items() if row is not None}
+        left = [job for job in queued(rows, batches) if job.name in names]
         missed = 0 if left else missed + 1
         if missed >= LOOKS or time.monotonic() > until:
             return left
-        if back := {job: row for job, row in left.items() if state_of(row.word) is State.pending}:
+        if back := [job for job in left if state_of(job.row.word) is State.pending]:
             _scancel(back, rows, cluster)
         time.sleep(POLL)
 
 
-def _row(rows: Sequence[Row], job: Job) -> Row | None:
-    found = [row for row in rows if row.is_of(job.batch, job.slot) and state_of(row.word).live]
-    return found[-1] if found else None
-
-
-def _scancel(jobs: Mapping[Job, Row], rows: Sequence[Row], cluster: Ends) -> None:
+def _scancel(jobs: Sequence[Queued], rows: Sequence[Row], cluster: Ends) -> None:
     """One call for a whole array, one for each other job."""
     by_number: dict[str, list[Row]] = {}
-    for row in jobs.values():
-        by_number.setdefault(row.job, []).append(row)
+    for job in jobs:
+        by_number.setdefault(job.row.job, []).append(job.row)
     for number, chosen in by_number.items():
         if len(chosen) == sum(row.job == number for row in rows):
             cluster.scancel(number)

@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NoReturn
@@ -25,7 +26,9 @@ from trimtab.spec.launch import ClusterSpec
 
 PATIENCE = 30.0  # seconds for a question; a client gives up on a dead controller after 9 to 18
 LONG_PATIENCE = 120.0  # for a submission: sbatch waits and tries again while the controller is busy
+ALARM = 1.5  # seconds after which a question without an answer is worth a ping, which a dead controller fails at once
 SILENCE = 15.0  # seconds in which a controller that did not answer is not asked again
+QUESTIONS = {"squeue", "sinfo", "--test-only", "show"}  # words of what may be ended half-way: it changes nothing
 OF_THE_CONTROLLER = {"sbatch", "squeue", "scancel", "scontrol", "sinfo"}
 
 # What the clients, ssh and docker say when nobody took the message, and when somebody may have.
@@ -37,6 +40,8 @@ NOT_SENT = re.compile(
 NOT_ANSWERED = re.compile(
     r"timed out|Zero Bytes|Unexpected message|Connection (closed|reset)|Broken pipe|client_loop|temporarily unable"
 )
+# Reasons for which a job waits that takes no part in the queue: the others start before it.
+NOT_IN_LINE = re.compile(r"JobHeld|BeginTime|Dependency|JobArrayTaskLimit|PartitionDown|PartitionInactive")
 # Variables that change what the clients do; those of a job that submits belong to that job.
 FOREIGN = re.compile(r"^(SLURM|SBATCH|SQUEUE|SCANCEL|SINFO|SACCT|SRUN|SALLOC)_")
 
@@ -57,8 +62,8 @@ class Unreachable(ClusterError):
 class Capacity:
     """What a cluster has free, in the partition that its spec names.
 
-    ``waiting``: jobs of anybody in its queue; ``max_array``: tasks of an array; ``max_submit``: jobs this user may
-    still submit, None where nothing limits it.
+    ``waiting``: jobs of anybody in its queue, an array's one by one, and ``held`` those that may not start yet;
+    ``max_array``: tasks of an array; ``max_submit``: jobs this user may still submit, None where nothing limits it.
     """
 
     free_cpus: int
@@ -68,6 +73,7 @@ class Capacity:
     waiting: int
     max_array: int
     max_submit: int | None
+    held: int = 0
 
 
 class Cluster:
@@ -79,7 +85,6 @@ class Cluster:
     def __init__(self, name: str, spec: ClusterSpec, patience: float = PATIENCE) -> None:
         self.name, self.spec, self.patience = name, spec, patience
         self.keep: tuple[int, ...] = ()
-        self._silent = (0.0, "")  # until when it is not asked again, and what it said
         self._silent = (0.0, "")  # until when it is not asked again, and what it said
 
     # -- jobs --------------------------------------------------------------------------------------------------------
@@ -128,6 +133,10 @@ class Cluster:
         """Put a job back into its queue."""
         self._run("scontrol", "requeue", safe(job))
 
+    def release(self, job: str) -> None:
+        """Let a held job start when its turn comes."""
+        self._run("scontrol", "release", safe(job))
+
     # -- what it has -------------------------------------------------------------------------------------------------
 
     def capacity(self) -> Capacity:
@@ -142,13 +151,15 @@ class Cluster:
         cpus = [[int(part) for part in row[1].split("/")] for row in ours or rows]  # allocated/idle/other/all
         partition = [f"--partition={safe((ours or rows)[0][0].rstrip('*'))}"] if ours else []
         used, gpus = self._gpus(partition)
-        queue = self._run("squeue", "-h", "--states=PENDING", *partition, "-o", "%F")
-        waiting = sum(line.strip().isdigit() for line in queue.splitlines())
+        queue = self._run("squeue", "-h", "-r", "--states=PENDING", *partition, "-o", "%i %r").splitlines()
+        reasons = [line.partition(" ")[2] for line in queue if line[:1].isdigit()]
+        held = sum(bool(NOT_IN_LINE.match(reason)) for reason in reasons)
         limit = self._max_submit(config.get("ClusterName", self.spec.member))
         array = int(config.get("MaxArraySize", 1))
         return Capacity(
-            sum(row[1] for row in cpus), gpus - used, sum(row[3] for row in cpus), gpus, waiting, max(array, 1), limit
-        )
+            sum(row[1] for row in cpus), gpus - used, sum(row[3] for row in cpus), gpus, len(reasons) - held,
+            max(array, 1), limit, held,
+        )  # fmt: skip
 
     def _gpus(self, partition: Sequence[str]) -> tuple[int, int]:
         fields = "NodeList:200,StateCompact:20,Gres:200,GresUsed:200"
@@ -210,21 +221,9 @@ class Cluster:
         until, why = self._silent
         if command in OF_THE_CONTROLLER and time.monotonic() < until:
             raise Unreachable(why)
-        conf = {"SLURM_CONF": self.spec.conf} if self.spec.conf else {}
-        argv = [command, *(["-M", self.spec.member] if member and self.spec.member else []), *words]
-        inherited = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
-        if self.spec.via:
-            argv = ["env", *(f"{name}={value}" for name, value in conf.items()), *argv] if conf else argv
-            argv = [*self.spec.via, *(shlex.quote(word) for word in argv)]
-        else:
-            inherited = dict(environment) if environment is not None else inherited
-            default = {"SLURM_CONF": os.environ["SLURM_CONF"]} if "SLURM_CONF" in os.environ else {}
-            inherited |= default | conf
-        path = shutil.which(argv[0])
-        if path is None:
-            raise Unreachable(f"{self.name}: {argv[0]} is not installed here; set launch.clusters.{self.name}.via")
+        argv, around = self._argv(command, *words, member=member), self._environment(environment)
         try:
-            code, out, err = self._wait([path, *argv[1:]], script, inherited, patience or self.patience, command)
+            code, out, err = self._wait(argv, script, around, patience or self.patience, command)
             if code != 0:
                 self._complain(code, err)
         except Unreachable as error:
@@ -232,6 +231,35 @@ class Cluster:
                 self._silent = (time.monotonic() + SILENCE, str(error))
             raise
         return out + err if both else out
+
+    def _argv(self, command: str, *words: str, member: bool = True) -> list[str]:
+        argv = [command, *(["-M", self.spec.member] if member and self.spec.member else []), *words]
+        if self.spec.via:
+            argv = ["env", f"SLURM_CONF={self.spec.conf}", *argv] if self.spec.conf else argv
+            argv = [*self.spec.via, *(shlex.quote(word) for word in argv)]
+        path = shutil.which(argv[0])
+        if path is None:
+            raise Unreachable(f"{self.name}: {argv[0]} is not installed here; set launch.clusters.{self.name}.via")
+        return [path, *argv[1:]]
+
+    def _environment(self, given: Mapping[str, str] | None) -> dict[str, str]:
+        found = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
+        if self.spec.via:
+            return found
+        default = {"SLURM_CONF": os.environ["SLURM_CONF"]} if "SLURM_CONF" in os.environ else {}
+        conf = {"SLURM_CONF": self.spec.conf} if self.spec.conf else {}
+        return (dict(given) if given is not None else found) | default | conf
+
+    def _down(self) -> str:
+        """What ``scontrol ping`` says when no controller of the cluster is up; empty when one is, or nobody can tell.
+
+        The other clients try for 9 to 18 s to reach one that is not there.
+        """
+        try:
+            _, out, _ = self._wait(self._argv("scontrol", "ping"), None, self._environment(None), 2 * ALARM, "ping")
+        except Unreachable:
+            return ""
+        return out.strip().splitlines()[0] if " is DOWN" in out and " is UP" not in out else ""
 
     def _complain(self, code: int, err: str) -> NoReturn:
         said = " ".join(line.strip() for line in err.splitlines() if line.strip()) or f"exit code {code}"
@@ -255,7 +283,16 @@ class Cluster:
                 stdin=subprocess.DEVNULL if script is None else subprocess.PIPE,
             )  # fmt: skip
             try:
-                process.communicate(None if script is None else script.encode(), timeout=patience)
+                text = None if script is None else script.encode()
+                if patience > ALARM and command in OF_THE_CONTROLLER and not QUESTIONS.isdisjoint([command, *argv]):
+                    with suppress(subprocess.TimeoutExpired):
+                        process.communicate(text, timeout=ALARM)
+                    if process.returncode is None and (down := self._down()):
+                        os.killpg(process.pid, signal.SIGKILL)
+                        process.wait()
+                        raise Unreachable(f"{self.name}: {down}")
+                    patience, text = patience - ALARM, None
+                process.communicate(text, timeout=patience)
             except subprocess.TimeoutExpired as error:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

@@ -8,22 +8,29 @@ import os
 import shlex
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trimtab.errors import DataError
 from trimtab.launch import table
 from trimtab.launch.files import SweepFolder
-from trimtab.launch.follow import Screen, by_hand, clusters_of, follow, resubmit, submitter, watch
+from trimtab.launch.follow import PATIENCE, Screen, by_hand, clusters_of, follow, resubmit, submitter, watch
+from trimtab.launch.held import let_go
 from trimtab.launch.model import RunStatus, Sweep
-from trimtab.launch.status import Survey, survey
+from trimtab.launch.spread import left
+from trimtab.launch.status import Submission, Survey, all_submissions, survey
 from trimtab.spec.launch import Backend, SweepSpec
 
 MULTIRUN = Path("multirun")
+LONG_PATIENCE = 30.0  # seconds that a cluster is given to take a cancel
 HELP: Mapping[str, tuple[str, str]] = {
     "status": ("its runs: state, step, reward, why", """\
 One line a run, counts on top. States come from squeue, sacct, the run's result.json and its status.json:
+
+The column before it has the training reward, or the objective where a program of one's own knows no reward.
 
 completed   it left a result in the attempt that counts
 running     with its step and training reward        pending    in a queue, held or requeued, with SLURM's reason
@@ -43,9 +50,12 @@ Without RUN the last lines of each run's log, with RUN the whole. -f goes on as 
 --job shows what the job printed around its runs: set-up lines, SLURM's own words, a crash before the run began.
 Exit code: 0, 1 when there is no such run or log."""),
     "cancel": ("end its jobs", """\
-All jobs of the sweep that have not ended, or only some. A job is ended on its own cluster, and only when its name there
-holds the batch's id: numbers are used on several clusters, and again. Runs save and end; `resume` goes on with them.
-A job that carries other runs too is left alone unless all its unfinished runs are chosen.
+Every job of the sweep that has not ended, also one that no run needs any more (requeued and held by a controller that
+came back); the command that started the sweep, if it lives, starts nothing more. Or only some. A job is ended on its
+own cluster, and only when its name there holds the batch's id: numbers are used on several clusters, and again.
+Runs save and end; `resume` goes on with them.
+A job that carries other runs too is left alone unless all its unfinished runs are chosen, or the job itself is:
+--run CLUSTER:JOB ends that one and none of its runs' other jobs.
 Exit code: 0, 1 when a job could not be ended or its cluster was not reached."""),
     "resume": ("submit what is missing or failed", """\
 Submits the runs that are not completed and have no job: never one that is queued, running or unknown. Failed and
@@ -115,11 +125,13 @@ def _seconds(text: str) -> float:
 class Opened:
     """A sweep's folder, its manifest, its options and its clusters."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, patience: float) -> None:
         self.folder = SweepFolder(path)
         self.sweep: Sweep = self.folder.sweep()
         self.spec: SweepSpec = spec_of(self.sweep)
-        self.clusters = clusters_of(self.spec)
+        self.clusters = clusters_of(self.spec, patience)
+        self.name = name_of(self.sweep, self.folder)
+        self.jobs = jobs_of(self.folder)
 
     def survey(self) -> Survey:
         """The runs as they are now."""
@@ -127,18 +139,26 @@ class Opened:
 
     def runs(self, given: Sequence[str], runs: Sequence[RunStatus]) -> list[RunStatus]:
         """Those that ``given`` names, all when it names none."""
-        return [found for text in given for found in pick(text, runs)] if given else list(runs)
+        return [found for text in given for found in pick(text, runs, self.jobs)] if given else list(runs)
 
 
-def opened(given: str | None) -> Opened:
+def jobs_of(folder: SweepFolder) -> dict[str, list[Submission]]:
+    """The submissions that each job carries out, by ``cluster:12_3``: of every attempt."""
+    found: dict[str, list[Submission]] = {}
+    for one in (one for of in all_submissions(folder).values() for one in of if one.job):
+        found.setdefault(f"{one.batch.cluster}:{one.job}", []).append(one)
+    return found
+
+
+def opened(given: str | None, patience: float = PATIENCE) -> Opened:
     """The sweep at ``given``, or the newest below multirun/. DataError when there is none."""
     if given is not None:
         path = Path(given).expanduser()
-        return Opened(path.parent if path.name == "sweep.json" else path)
+        return Opened(path.parent if path.name == "sweep.json" else path, patience)
     found = sorted(MULTIRUN.glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise DataError(f"there is no sweep below {MULTIRUN}/; give a sweep's folder, or start one: python -m run -m …")
-    return Opened(found[-1].parent)
+    return Opened(found[-1].parent, patience)
 
 
 def spec_of(sweep: Sweep) -> SweepSpec:
@@ -148,10 +168,11 @@ def spec_of(sweep: Sweep) -> SweepSpec:
     return sweep_from_dict(sweep.launch)
 
 
-def pick(text: str, runs: Sequence[RunStatus]) -> list[RunStatus]:
+def pick(text: str, runs: Sequence[RunStatus], jobs: Mapping[str, Sequence[Submission]]) -> list[RunStatus]:
     """The run of that name, short name, job, or the only one whose name holds ``text``; ``*`` may stand for several."""
     names = table.short_names([run.run for run in runs])
-    exact = [run for run in runs if text in (run.run.dir, names[run.run.dir], f"{run.cluster}:{run.job}")]
+    inside = {run for one in jobs.get(text, ()) for run, _ in one.batch.slots[one.slot].runs}
+    exact = [run for run in runs if text in (run.run.dir, names[run.run.dir]) or run.run.dir in inside]
     if exact:
         return exact
     if any(mark in text for mark in "*?"):
@@ -167,7 +188,7 @@ def pick(text: str, runs: Sequence[RunStatus]) -> list[RunStatus]:
 
 def name_of(sweep: Sweep, folder: SweepFolder) -> str:
     """What a person calls the sweep."""
-    return sweep.sweep or folder.path.name
+    return folder.path.name if sweep.sweep in ("", "sweep") else sweep.sweep
 
 
 # -- the commands ----------------------------------------------------------------------------------------------------
@@ -183,15 +204,15 @@ def run_status(options: argparse.Namespace) -> int:
 
 def show(at: Opened, seen: Survey, as_json: bool, wide: bool = False) -> None:
     """Print the sweep as it is."""
-    name = name_of(at.sweep, at.folder)
+    notes = [*seen.notes, *left(at.spec.launch.clusters, seen.runs)]
     if as_json:
-        print(table.as_json(name, str(at.folder.path), at.sweep.combinations, seen.runs, seen.remarks))
+        print(table.as_json(at.name, str(at.folder.path), at.sweep.combinations, seen.runs, notes))
         return
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
-    print(table.headline(name, seen.runs, at.sweep.combinations))
+    print(table.headline(at.name, seen.runs, at.sweep.combinations))
     print(table.progress(seen.runs, plain))
-    for remark in seen.remarks:
-        print(f"note: {remark}")
+    for note in notes:
+        print(f"note: {note}")
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() and not wide else None
     print("\n".join(table.lines(seen.runs, width)))
 
@@ -199,7 +220,7 @@ def show(at: Opened, seen: Survey, as_json: bool, wide: bool = False) -> None:
 def run_watch(options: argparse.Namespace) -> int:
     """``trimtab sweep watch``."""
     at = opened(options.sweep)
-    screen = Screen(name_of(at.sweep, at.folder), at.sweep.combinations)
+    screen = Screen(at.name, at.sweep.combinations)
 
     def shown(seen: Survey) -> None:
         if options.json:
@@ -224,20 +245,22 @@ def run_logs(options: argparse.Namespace) -> int:
         given, wanted = None, given  # trimtab sweep logs RUN
     at = opened(given)
     runs = at.survey().runs
-    chosen = pick(wanted, runs) if wanted is not None else runs
-    return logs.show(at.folder, chosen, at.survey, options, whole=wanted is not None)
+    chosen = at.runs([wanted], runs) if wanted is not None else runs
+    job = at.jobs[wanted][-1] if wanted in at.jobs else None
+    return logs.show(at.folder, chosen, at.survey, options, wanted is not None, job)
 
 
 def run_cancel(options: argparse.Namespace) -> int:
     """``trimtab sweep cancel``."""
-    from trimtab.launch.cancel import cancel, choose
+    from trimtab.launch.cancel import Choice, cancel
 
-    at = opened(options.sweep)
+    at = opened(options.sweep, LONG_PATIENCE)
     seen = at.survey()
-    wanted = {run.run.dir for run in at.runs(options.run, seen.runs)}
-    jobs, said = choose(at.folder, seen.runs, wanted, pending=options.pending, failed=options.failed)
-    outcome = cancel(at.folder, jobs, at.clusters, dry_run=options.dry_run)
-    done = {"cancelled": outcome.ended, "failed": [*seen.remarks, *outcome.failed], "left": said}
+    jobs = frozenset(text for text in options.run if text in at.jobs)
+    wanted = frozenset(run.run.dir for text in options.run if text not in jobs for run in at.runs([text], seen.runs))
+    choice = Choice(seen.runs, wanted, jobs, options.pending, options.failed)
+    outcome = cancel(at.folder, choice, at.clusters, dry_run=options.dry_run)
+    done = {"cancelled": outcome.ended, "failed": [*seen.remarks, *outcome.failed], "left": outcome.left}
     return report(done, options.json, f"nothing of {at.folder.path} to cancel")
 
 
@@ -245,7 +268,10 @@ def run_resume(options: argparse.Namespace) -> int:
     """``trimtab sweep resume``."""
     at = opened(options.sweep)
     seen = at.survey()
-    chosen, said = by_hand(at.runs(options.run, seen.runs), at.spec.launch.retries, options.all)
+    wanted = at.runs(options.run, seen.runs)
+    if not options.dry_run:
+        let_go(wanted, at.clusters, lambda line: print(line, file=sys.stderr), Counter())
+    chosen, said = by_hand(wanted, at.spec.launch.retries, options.all)
     for line in (*seen.remarks, *said):
         print(f"note: {line}", file=sys.stderr)
     if not chosen or options.dry_run:
@@ -265,7 +291,7 @@ def submit(at: Opened, chosen: Sequence[RunStatus], options: argparse.Namespace)
     else:
         resubmit(at.folder, at.spec, chosen, submitter(), say)
         if options.wait:
-            screen = Screen(name_of(at.sweep, at.folder), at.sweep.combinations, sys.stderr if options.json else None)
+            screen = Screen(at.name, at.sweep.combinations, sys.stderr if options.json else None)
             follow(at.folder, at.spec, screen, at.clusters, say=say)
     seen = at.survey()
     show(at, seen, options.json)
@@ -281,13 +307,13 @@ def run_collect(options: argparse.Namespace) -> int:
     seen = at.survey()
     rows = collected(at.folder, seen.runs)
     out = Path(options.out).expanduser() if options.out else at.folder.path
-    written = write(out, at.sweep, rows)
+    written = write(out, replace(at.sweep, sweep=at.name), rows)
     if options.json:
         print(written.read_text().strip())
     else:
         print(f"{counted(seen.runs)}; written: {out / 'results.csv'}, {out / 'results.json'}")
-    for remark in seen.remarks:
-        print(f"note: {remark}", file=sys.stderr)
+    for note in seen.notes:
+        print(f"note: {note}", file=sys.stderr)
     return table.exit_code(seen.runs)
 
 

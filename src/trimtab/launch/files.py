@@ -10,6 +10,7 @@ batches/<id>.json       each submission (``Batch``); <id>.sbatch its script; <id
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,14 @@ from typing import Any
 from trimtab.errors import DataError
 from trimtab.files import write_text
 from trimtab.launch.model import Batch, PlannedRun, Result, Slot, State, Sweep
+
+LAST_WORDS = 4096  # bytes of a log that its last line is looked for in
+
+
+def serial(batch: str) -> tuple[int, str]:
+    """What batches' ids are sorted by: in the order of submission, past 9999 too."""
+    number = batch.partition("-")[0]
+    return (int(number) if number.isdecimal() else 0), batch
 
 
 class SweepFolder:
@@ -62,8 +71,8 @@ class SweepFolder:
     def new_batch(self, cluster: str, resources: str, slots: Sequence[Slot]) -> Batch:
         """A batch with the next serial, written before its submission."""
         self.batches.mkdir(exist_ok=True)
-        serial = max((int(path.stem.partition("-")[0]) for path in self.batches.glob("*.json")), default=0) + 1
-        batch = Batch(f"{serial:04d}-{secrets.token_hex(4)}", cluster, resources, tuple(slots), time.time())
+        number = max((serial(path.stem)[0] for path in self.batches.glob("*.json")), default=0) + 1
+        batch = Batch(f"{number:04d}-{secrets.token_hex(4)}", cluster, resources, tuple(slots), time.time())
         self.write_batch(batch)
         return batch
 
@@ -80,7 +89,7 @@ class SweepFolder:
 
     def all_batches(self) -> list[Batch]:
         """Every batch, in the order of submission."""
-        return [self.batch(path.stem) for path in sorted(self.batches.glob("*.json"))]
+        return [self.batch(id) for id in sorted((path.stem for path in self.batches.glob("*.json")), key=serial)]
 
     def attempts(self, run: str) -> Iterator[tuple[Batch, int, int]]:
         """(batch, slot, attempt) of each submission of the run that was not refused, in order."""
@@ -91,6 +100,29 @@ class SweepFolder:
     def log(self, batch: str, slot: int) -> Path:
         """What a job printed, all its runs and restarts."""
         return self.batches / f"{batch}_{slot}.log"
+
+    def last_words(self, batch: str, slot: int) -> str:
+        """The last line that a job printed; empty when it printed nothing."""
+        try:
+            with self.log(batch, slot).open("rb") as file:
+                file.seek(max(file.seek(0, os.SEEK_END) - LAST_WORDS, 0))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def cancel_mark(self, batch: str, slot: int) -> Path:
+        """There once somebody asked for the job's end: no retry follows."""
+        return self.batches / f"{batch}_{slot}.cancel"
+
+    def ask_to_end(self) -> None:
+        """Have the processes that start this sweep's runs start none any more."""
+        write_text(self.batches / "all.cancel", secrets.token_hex(8))
+
+    def asked_to_end(self) -> str:
+        """Who watches it knows by its change that he was asked to end; a later command takes no notice."""
+        path = self.batches / "all.cancel"
+        return path.read_text() if path.exists() else ""
 
     # -- results -----------------------------------------------------------------------------------------------------
 

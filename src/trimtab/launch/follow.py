@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TextIO
 
 from trimtab.errors import ConfigError, TrimtabError
 from trimtab.launch import table
-from trimtab.launch.cancel import Ends, cancel, choose
+from trimtab.launch.cancel import Choice, Ends, cancel
 from trimtab.launch.files import SweepFolder
+from trimtab.launch.held import Releases, let_go
 from trimtab.launch.model import Batch, PlannedRun, RunStatus, State
 from trimtab.launch.retry import allowed, limit
 from trimtab.launch.status import Client, Survey, note_cause, survey
@@ -21,11 +23,12 @@ Show = Callable[[Survey], None]
 Submit = Callable[[SweepFolder, SweepSpec, Sequence[PlannedRun], Callable[[str], None]], Sequence[Batch]]
 
 
-class Follows(Client, Ends, Protocol):
+class Follows(Client, Ends, Releases, Protocol):
     """What following needs of a cluster."""
 
 
 SOON, LATE = 2.0, 15.0  # seconds between two looks: at first, and once nothing has changed for long
+PATIENCE = 10.0  # seconds after which a silent cluster is said, and asked again at the next look
 AGAIN = 60.0  # seconds after a submission that no cluster took
 PLAIN_SECONDS = 60.0  # between two lines where there is no terminal
 
@@ -82,20 +85,25 @@ def follow(
     """Look until nothing is live, and start again what its retries allow; the statuses in the end.
 
     A cluster that cannot be reached is said by ``show``; its runs stay unknown and are waited for, the others go on.
-    With ``launch.fail_fast`` the first failure cancels what waits, and nothing is started again.
+    With ``launch.fail_fast`` the first failure cancels what waits, and nothing is started again; nor is it once the
+    sweep as a whole was cancelled.
     """
     clusters = clusters if clusters is not None else clusters_of(spec)
     submit = submit if submit is not None else submitter()
-    wait, not_before, failed = SOON, 0.0, False
+    wait, not_before, over, asked = SOON, 0.0, False, folder.asked_to_end()
     before: list[tuple[State, int | None]] | None = None
+    released: Counter[str] = Counter()
     while True:
         seen = survey(folder, clusters)
         show(seen)
-        if spec.launch.fail_fast and not failed and any(run.state is State.failed for run in seen.runs):
-            failed = True
+        let_go(seen.runs, clusters, say, released)
+        if folder.asked_to_end() != asked:
+            over = True
+        if spec.launch.fail_fast and not over and any(run.state is State.failed for run in seen.runs):
+            over = True
             _stop(folder, seen, clusters, say)
             continue
-        again = [] if failed else due(seen.runs, spec.launch.retries)
+        again = [] if over else due(seen.runs, spec.launch.retries)
         now = [(run.state, run.step) for run in seen.runs]
         if before is not None and [state.live for state, _ in now] != [state.live for state, _ in before]:
             not_before = 0.0  # something has ended: there may be room
@@ -118,20 +126,19 @@ def follow(
 
 
 def _stop(folder: SweepFolder, seen: Survey, clusters: Mapping[str, Follows], say: Callable[[str], None]) -> None:
-    jobs, _ = choose(folder, seen.runs, {run.run.dir for run in seen.runs}, pending=True)
-    outcome = cancel(folder, jobs, clusters)
+    outcome = cancel(folder, Choice(seen.runs, pending=True), clusters)
     say(f"a run failed: {len(outcome.ended)} waiting jobs cancelled (launch.fail_fast)")
     for line in outcome.failed:
         say(line)
 
 
-def clusters_of(spec: SweepSpec) -> dict[str, Any]:
-    """The sweep's clusters by name; none for a local sweep."""
+def clusters_of(spec: SweepSpec, patience: float = PATIENCE) -> dict[str, Any]:
+    """The sweep's clusters by name; none for a local sweep. ``patience``: seconds that one is waited for."""
     if not spec.launch.clusters:
         return {}
     from trimtab.launch.clusters import Cluster
 
-    return {name: Cluster(name, cluster) for name, cluster in spec.launch.clusters.items()}
+    return {name: Cluster(name, cluster, patience) for name, cluster in spec.launch.clusters.items()}
 
 
 def submitter() -> Submit:
@@ -176,7 +183,7 @@ class Screen:
 
     def _draw(self, seen: Survey) -> None:
         size = shutil.get_terminal_size()
-        text = [*self.top(seen), *table.lines(seen.runs, size.columns, size.lines - 4 - len(seen.remarks))]
+        text = [*self.top(seen), *table.lines(seen.runs, size.columns, size.lines - 4 - len(seen.notes))]
         up = f"\x1b[{self._height}A" if self._height else ""
         self._out.write(up + "".join(f"\r\x1b[K{table.cut(line, size.columns)}\n" for line in text) + "\x1b[J")
         self._out.flush()
@@ -186,13 +193,13 @@ class Screen:
         """Counts, bar, and what could not be found out."""
         plain = not (self._out.encoding or "").lower().startswith("utf")
         return [table.headline(self._name, seen.runs, self._combinations), table.progress(seen.runs, plain),
-                *(f"note: {remark}" for remark in seen.remarks)]  # fmt: skip
+                *(f"note: {note}" for note in seen.notes)]  # fmt: skip
 
     def _print(self, seen: Survey) -> None:
         now, counts = time.monotonic(), table.counts(seen.runs)
-        if tuple(seen.remarks) != self._told:
-            self._told = tuple(seen.remarks)
-            self._out.writelines(f"note: {remark}\n" for remark in seen.remarks)
+        if tuple(seen.notes) != self._told:
+            self._told = tuple(seen.notes)
+            self._out.writelines(f"note: {note}\n" for note in seen.notes)
         if counts != self._counts or now - self._printed >= PLAIN_SECONDS:
             self._counts, self._printed = counts, now
             bar = table.progress(seen.runs, plain=True)

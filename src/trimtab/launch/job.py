@@ -17,12 +17,12 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from trimtab.config import config_hash, read_yaml
 from trimtab.errors import DataError, TrimtabError
 from trimtab.launch import node
 from trimtab.launch.attempts import Claim, causes
 from trimtab.launch.child import FAILED, OK, STOPPED, Caught, Program, Task
 from trimtab.launch.files import SweepFolder
+from trimtab.launch.frozen import read
 from trimtab.launch.model import Batch, State
 from trimtab.launch.ranks import Meeting, Place
 from trimtab.launch.retry import allowed
@@ -50,11 +50,17 @@ def go_where_it_was_started(folder: SweepFolder) -> None:
         os.chdir(there)
 
 
-def frozen(folder: SweepFolder, run: str, expected: str) -> RunSpec:
+def frozen(folder: SweepFolder, run: str, expected: str, digest: str = "") -> RunSpec:
     """The run's config as it was when the sweep was started; DataError when it was changed since."""
-    spec = read_yaml(folder.config(run))
-    if config_hash(spec) != expected:
-        raise DataError(f"{folder.config(run)} was changed ({config_hash(spec)}, was {expected}); start another sweep")
+    spec = read(folder.config(run), digest)
+    if spec is None:
+        from trimtab.config import config_hash, read_yaml  # slow, and hardly ever needed
+
+        spec = read_yaml(folder.config(run))
+        if config_hash(spec) != expected:
+            raise DataError(
+                f"{folder.config(run)} was changed ({config_hash(spec)}, was {expected}); start another sweep"
+            )
     return replace(spec, run_dir=str(folder.run(run)), resume="auto")
 
 
@@ -69,6 +75,17 @@ def load(name: str, specs: Sequence[RunSpec]) -> Program:
         names["preload"](specs)
     program: Program = names[function]
     return program
+
+
+def share_cores(folder: SweepFolder, batch: Batch, slot: int) -> None:
+    """Bound the threads of the runs that run at the same time, before anything is imported that makes them."""
+    sweep = folder.sweep()
+    launch, packed = sweep.launch["launch"], len(batch.slots[slot].runs)
+    together = packed if Packing(launch["packing"]) is Packing.side_by_side else 1
+    if batch.cluster == "local":
+        together *= max(min(launch["at_once"], -(-len(sweep.runs) // packed)), 1)
+    if batch.cluster != "local" or together > 1:
+        os.environ.update(node.threads(os.environ, node.cores(os.environ), together))
 
 
 class Supervisor:
@@ -126,7 +143,7 @@ class Supervisor:
             overrides: tuple[str, ...] = ()
             with Caught() as caught:  # one run's unreadable config is no matter of the others
                 overrides = planned[run].overrides
-                spec = frozen(self._folder, run, planned[run].config_hash)
+                spec = frozen(self._folder, run, planned[run].config_hash, sweep.digests.get(run, ""))
             found.append(
                 Task(
                     self._folder, self._batch, self._slot, i, run, attempt, spec, overrides, dict(sweep.code),
@@ -223,6 +240,7 @@ def main(arguments: Sequence[str]) -> int:
             batch = folder.batch(arguments[1])
             local = batch.cluster == "local"
             slot = 0 if local else int(os.environ.get("SLURM_ARRAY_TASK_ID", 0))
+            share_cores(folder, batch, slot)
             place = Place() if local else Place.here(os.environ)
             return Supervisor(folder, batch, slot, place, asked).carry_out()
         except TrimtabError as error:

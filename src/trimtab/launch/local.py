@@ -74,6 +74,7 @@ class Local:
         self._classes = {run.dir: run.resources for run in runs}
         self._obeyed = 0
         self._failed = False
+        self._ends = folder.asked_to_end()
 
     def carry_out(self) -> None:
         """Until every run has ended for good, or a signal has ended them all."""
@@ -88,7 +89,7 @@ class Local:
             self._slots([run for run in self._runs if run.dir not in taken and not self._completed(run.dir)])
         )
         while self._jobs or waiting:
-            if self._asked.names or (self._failed and self._spec.launch.fail_fast):
+            if self._asked.names or (self._failed and self._spec.launch.fail_fast) or self._cancelled():
                 waiting.clear()
             while waiting and len(self._jobs) < max(self._spec.launch.at_once, 1):
                 self._jobs.append(self._start(waiting.popleft()))
@@ -99,6 +100,10 @@ class Local:
                 waiting.extend((run,) for run in self._tell(job))
             if not over:
                 time.sleep(POLL)
+
+    def _cancelled(self) -> bool:
+        """Whether somebody has cancelled the whole sweep since this began."""
+        return self._folder.asked_to_end() != self._ends
 
     def _completed(self, run: str) -> bool:
         result = self._folder.result(run)
@@ -163,9 +168,12 @@ class Local:
             if state is State.completed and ours is not None:
                 self._say(f"{run}: completed{_objective(ours)} ({ours.ended - ours.started:.1f} s)")
                 continue
+            if state in (State.preempted, State.lost) and self._folder.cancel_mark(job.batch.id, 0).exists():
+                self._say(f"{run}: cancelled by trimtab sweep cancel")
+                continue
             self._causes.setdefault(run, Counter())[state] += 1
             retry = not self._asked.names and allowed(self._causes[run], self._spec.launch.retries, state)
-            error = ours.error if ours is not None else f"its job ended without a result; see {self._log(job)}"
+            error = ours.error if ours is not None else self._silent(job)
             self._say(f"{run}: {state.value}: {error}{'; starts again' if retry else ''}")
             if retry:
                 again.append(run)
@@ -173,8 +181,10 @@ class Local:
                 self._failed = True
         return again
 
-    def _log(self, job: Job) -> Path:
-        return self._folder.log(job.batch.id, 0)
+    def _silent(self, job: Job) -> str:
+        last = self._folder.last_words(job.batch.id, 0)
+        said = f", whose last line is: {last}" if last else ""
+        return f"its job ended without a result; see {self._folder.log(job.batch.id, 0)}{said}"
 
 
 def _names(batch: Batch) -> list[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trimtab.launch.files import SweepFolder
 from trimtab.launch.model import RunStatus
-from trimtab.launch.status import Survey, all_submissions
+from trimtab.launch.status import Submission, Survey, all_submissions
 
 LINES = 5  # of each run, when several are shown
 TAIL = 1 << 18  # bytes that the last lines are looked for in
@@ -18,10 +18,14 @@ LOOK, ASK = 0.5, 5.0  # seconds between two looks at a file, and at the cluster
 
 
 def show(
-    folder: SweepFolder, runs: Sequence[RunStatus], ask: Callable[[], Survey], options: argparse.Namespace, whole: bool
-) -> int:
-    """Print the logs; 1 when there is none."""
-    paths = {run.run.dir: path_of(folder, run, options.job) for run in runs}
+    folder: SweepFolder, runs: Sequence[RunStatus], ask: Callable[[], Survey], options: argparse.Namespace, whole: bool,
+    job: Submission | None = None,
+) -> int:  # fmt: skip
+    """Print the logs; 1 when there is none. ``job``: the one that was asked for."""
+    meant = [run.run.dir for run in runs]
+    first = {path_of(folder, run, options.job, job): run for run in reversed(runs)}  # several may share a job's log
+    paths = {run.run.dir: path for path, run in reversed(first.items())}
+    runs = [run for run in runs if run.run.dir in paths]
     count = options.n if options.n is not None else None if whole else LINES
     there = 0
     ends: dict[str, int] = {}
@@ -39,13 +43,15 @@ def show(
         ends[run.run.dir] = len(content)
         emit(last(content, count))
     if options.follow:
-        follow(paths, ends, ask)
+        follow(paths, ends, ask, meant)
         return 0
     return 0 if there else 1
 
 
-def path_of(folder: SweepFolder, run: RunStatus, job: bool) -> Path:
-    """The run's own log, or its job's where it has none yet."""
+def path_of(folder: SweepFolder, run: RunStatus, job: bool, asked: Submission | None = None) -> Path:
+    """The run's own log, or its job's where it has none yet, or where a job of an earlier attempt was asked for."""
+    if asked is not None and (job or (asked.batch.cluster, asked.job) != (run.cluster, run.job)):
+        return folder.log(asked.batch.id, asked.slot)
     if job and (attempts := all_submissions(folder).get(run.run.dir)):
         return folder.log(attempts[-1].batch.id, attempts[-1].slot)
     return Path(run.log) if run.log else folder.run(run.run.dir) / "log.txt"
@@ -76,8 +82,8 @@ def emit(content: bytes) -> None:
     sys.stdout.flush()
 
 
-def follow(paths: dict[str, Path], ends: dict[str, int], ask: Callable[[], Survey]) -> None:
-    """Print what is added until none of the runs is live; a run that is started again is followed on."""
+def follow(paths: Mapping[str, Path], ends: dict[str, int], ask: Callable[[], Survey], runs: Sequence[str]) -> None:
+    """Print what is added until none of ``runs`` is live; a run that is started again is followed on."""
     asked, speaker = 0.0, ""
     live = True
     while True:
@@ -96,6 +102,6 @@ def follow(paths: dict[str, Path], ends: dict[str, int], ask: Callable[[], Surve
         if time.monotonic() - asked >= ASK:
             asked = time.monotonic()
             seen = {run.run.dir: run for run in ask().runs}
-            live = any(seen[run].state.live for run in paths)
+            live = any(seen[run].state.live for run in runs)
         if live:
             time.sleep(LOOK)

@@ -29,7 +29,8 @@ class Sweep:
     """``sweep.json``: written before anything is submitted and never changed afterwards.
 
     ``combinations``: how many were asked for, before equal ones were dropped; ``launch``: the plain dict of SweepSpec;
-    ``code``: commit, whether it was dirty, and the copied tree's digest; ``environment``: names and values passed on.
+    ``code``: commit, whether it was dirty, and the copied tree's digest; ``environment``: names and values passed on;
+    ``digests``: of the frozen configs, by run.
     """
 
     sweep: str
@@ -39,6 +40,7 @@ class Sweep:
     code: Mapping[str, Any]
     environment: Mapping[str, str]
     created: float
+    digests: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from datetime import datetime
 from trimtab.launch.model import State
 
 EARLY = 65  # seconds: SLURM looks at its clock once a minute, so --signal may come that much before its lead
+POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 NEVER = ("", "None", "Unknown", "N/A", "(null)")
 
 
@@ -23,6 +24,18 @@ def job_id() -> str | None:
 def restarts() -> int:
     """How often this job was requeued."""
     return int(os.environ.get("SLURM_RESTART_COUNT", 0))
+
+
+def cores(environment: Mapping[str, str]) -> int:
+    """How many this task may use: what SLURM gave it (and need not enforce), and what the kernel allows."""
+    return min(int(environment.get("SLURM_CPUS_PER_TASK", 1 << 16)), len(os.sched_getaffinity(0)))
+
+
+def threads(environment: Mapping[str, str], cores: int, sharing: int) -> dict[str, str]:
+    """Variables that keep each of ``sharing`` runs to its share of the cores, PURE; none where the user chose."""
+    if POOLS[0] in environment:
+        return {}
+    return {name: str(max(cores // sharing, 1)) for name in POOLS if name not in environment}
 
 
 def _scontrol(*arguments: str) -> tuple[int, str]:

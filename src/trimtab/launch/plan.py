@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from trimtab.config import config_hash
 from trimtab.config.keys import options, value_of
 from trimtab.config.many import converted
+from trimtab.errors import ConfigError
 from trimtab.launch.model import PlannedRun
 from trimtab.spec import RunSpec
 from trimtab.spec.launch import LaunchSpec, RuleSpec, SweepSpec
@@ -18,10 +19,16 @@ DEFAULT = "default"
 def plan(
     specs: Sequence[RunSpec], overrides: Sequence[Sequence[str]], sweep_spec: SweepSpec
 ) -> tuple[list[PlannedRun], list[int]]:
-    """The distinct runs in order of their first combination, and for each combination the place of its run."""
+    """The distinct runs in order of their first combination, and for each combination the place of its run.
+
+    ConfigError when a run is asked for in two classes of resources: they make no runs distinct.
+    """
     runs, places, known = list[PlannedRun](), list[int](), dict[str, int]()
+    clashes = dict[int, str]()
     for spec, given in zip(specs, overrides, strict=True):
-        digest = config_hash(spec)
+        digest, asked = config_hash(spec), resources(spec, given, sweep_spec.launch)
+        if digest in known and asked != runs[known[digest]].resources:
+            clashes.setdefault(known[digest], asked)
         if digest not in known:
             known[digest] = len(runs)
             runs.append(PlannedRun(
@@ -29,10 +36,20 @@ def plan(
                 config_hash=digest,
                 seed=spec.seed,
                 overrides=tuple(text for text in given if not text.startswith(RESOURCES)),
-                resources=resources(spec, given, sweep_spec.launch),
+                resources=asked,
             ))  # fmt: skip
         places.append(known[digest])
+    if clashes:
+        raise ConfigError(_clash(runs, clashes))
     return runs, places
+
+
+def _clash(runs: Sequence[PlannedRun], clashes: Mapping[int, str]) -> str:
+    at, other = next(iter(clashes.items()))
+    run = runs[at]
+    return (f"launch.resources asks for {len(clashes)} of {len(runs)} runs in more than one class ({run.resources} and "
+            f"{other} for {' '.join(run.overrides) or run.dir}), and a class makes no run distinct; allowed: one class "
+            f"a run, by one value or by launch.rules; for example {RESOURCES}{run.resources}")  # fmt: skip
 
 
 def resources(spec: RunSpec, overrides: Sequence[str], launch: LaunchSpec) -> str:

@@ -28,6 +28,7 @@ from trimtab.spec import RunSpec
 from trimtab.spec.launch import Backend, SweepSpec
 
 REFUSED, PREEMPTED = 2, 75
+NOTES = 12  # lines of them at most
 BY_TIME = "${now:"  # in hydra.sweep.dir: the user gave no folder of their own
 
 
@@ -52,15 +53,19 @@ class TrimtabSweeper(BasicSweeper):
         if faults:
             raise ConfigError("\n".join(faults))
         ours = isinstance(self.launcher, TrimtabLauncher)
-        specs, found = composed([of_run(overrides) for overrides in runs], folders_given=not ours)
-        if found:
+        checked = composed([of_run(overrides) for overrides in runs], folders_given=not ours)
+        if found := checked.faults:
             print(f"error: {len(found)} of {len(runs)} runs cannot start, so none was started", file=sys.stderr)
             print("\n".join(found), file=sys.stderr)
             raise SystemExit(REFUSED)
         if not isinstance(self.launcher, TrimtabLauncher):
-            return self._by_another(arguments, specs, runs)
+            return self._by_another(arguments, checked.specs, runs)  # each run tells its own notes
+        for line in checked.notes[:NOTES]:
+            print(f"note: {line}", file=sys.stderr)
+        if len(checked.notes) > NOTES:
+            print(f"note: … and {len(checked.notes) - NOTES} more like these", file=sys.stderr)
         try:
-            outcome = self.launcher.start(specs, runs)
+            outcome = self.launcher.start(checked.specs, runs)
         except Preempted as stop:
             say(str(stop))
             raise SystemExit(PREEMPTED) from stop

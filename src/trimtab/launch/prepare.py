@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from trimtab.errors import ConfigError, DataError
 from trimtab.files import write_text
 from trimtab.launch import snapshot
 from trimtab.launch.files import SweepFolder
+from trimtab.launch.frozen import digest
 from trimtab.launch.model import PlannedRun, Sweep
 from trimtab.spec import RunSpec, TaskName
 from trimtab.spec.launch import SweepSpec
@@ -59,9 +61,11 @@ def prepare(path: Path, name: str, planned: Planned, spec: SweepSpec, say: Say) 
         else:
             sweep, runs = _with_more(folder, known, planned, spec, say)
         folder.frozen.mkdir(exist_ok=True)
-        for run in runs:
-            write_text(folder.config(run.dir), frozen(folder, run, planned.specs[run.dir]))
-        folder.write_sweep(sweep)  # last: where it is, the rest is whole
+        texts = {run.dir: frozen(folder, run, planned.specs[run.dir]) for run in runs}
+        with ThreadPoolExecutor(8) as pool:  # what takes time is the disk
+            list(pool.map(lambda name: write_text(folder.config(name), texts[name]), texts))
+        digests = {**sweep.digests, **{name: digest(text) for name, text in texts.items()}}
+        folder.write_sweep(replace(sweep, digests=digests))  # last: where it is, the rest is whole
     return folder
 
 
@@ -86,9 +90,6 @@ def _with_more(
     """The sweep with the runs that it did not have, and those. Launcher and environment are those of this command."""
     if not folder.code.is_dir():
         raise ConfigError(f"{folder.code}, which its runs use, is gone; start another sweep with hydra.sweep.dir=")
-    if snapshot.changed(folder.code, spec.launch.snapshot, list(known.code.get("modules") or ())):
-        say(f"note: the code has changed since the sweep was started; its runs go on with the copy in {folder.code}. "
-            f"For the code as it is now: hydra.sweep.dir=multirun/NAME")  # fmt: skip
     names = {run.dir for run in known.runs}
     more = [run for run in planned.runs if run.dir not in names]
     for run in planned.runs:
@@ -98,6 +99,13 @@ def _with_more(
     return replace(
         known, runs=(*known.runs, *more), combinations=combinations, launch=to_dict(spec), environment=environment(spec)
     ), more
+
+
+def note_code(folder: SweepFolder, spec: SweepSpec, say: Say) -> None:
+    """Say that the runs of a sweep which was started before use other code than the checkout's, if they do."""
+    if snapshot.changed(folder.code, spec.launch.snapshot, list(folder.sweep().code.get("modules") or ())):
+        say(f"note: the code has changed since the sweep was started; its runs go on with the copy in {folder.code}. "
+            f"For the code as it is now: hydra.sweep.dir=multirun/NAME")  # fmt: skip
 
 
 def modules(planned: Planned, spec: SweepSpec) -> list[str]:

@@ -26,6 +26,18 @@ from trimtab.spec.launch import ResourceSpec
 MODULE = "trimtab.launch.job"
 # Variables that mean this machine: over ``via`` they come from the cluster's own login.
 OF_THE_MACHINE = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LD_LIBRARY_PATH", "TMPDIR", "PWD"}
+# Of a step's task, as sh: rank 0 has the job's own log, rank 1 <log>.task1.log. $0: the log without its ending.
+OWN_LOG = 'task=${SLURM_PROCID#0}; exec >>"$0${task:+.task$task}.log" 2>&1; exec "$@"'
+# Signals wait from here on until the job takes them (``Asked``): else one that comes during set-up or the interpreter's
+# start ends the job without a word. $1 marks the second reading of the script.
+BLOCK = """\
+block="$(command -v env) --block-signal=TERM,USR2"
+if ! $block true 2>/dev/null; then
+    block=""
+    echo "note: env cannot block signals here (coreutils 8.31 can): one that comes before the job has begun ends it"
+elif [ "$1" != blocked ]; then
+    exec $block bash "$0" blocked
+fi"""
 NAME = "trimtab-"  # and the batch's id: name and comment of its job
 
 
@@ -184,7 +196,7 @@ class ClusterExecutor(slurm.SlurmExecutor):
             "wckey": None,
             "stderr_to_stdout": True,
             "use_srun": False,  # the command below says when
-            "setup": [*self._exports(), *spec.setup],
+            "setup": [BLOCK, *self._exports(), *spec.setup],
             "additional_parameters": more,
         }
         return {name: value for name, value in parameters.items() if value is not None or name == "wckey"}
@@ -199,14 +211,16 @@ class ClusterExecutor(slurm.SlurmExecutor):
     def _submitit_command_str(self) -> str:
         """``exec``: the signals that SLURM sends to the script then reach the job itself.
 
-        srun passes nothing on once it was told to stop: its tasks write to the log themselves.
+        Each task of several writes to a file of its own: srun, which else collects what they print, mixes lines of more
+        than 2048 characters and passes nothing on once it was told to stop.
         """
         path = f"export PYTHONPATH={shlex.quote(self.there + '/code/src')}"
-        asked = self.sheet.resources
-        srun = f"srun --export=ALL --unbuffered --cpus-per-task={asked.cpus} --kill-on-bad-exit=0 "
-        srun += f"--output={self.log} --open-mode=append "
         job = f"{self.python} -u -P -m {MODULE} {shlex.quote(self.there)} {safe(self.sheet.batch.id)}"
-        return f"{path}\nexec {srun if self.tasks > 1 else ''}{job}"
+        if self.tasks == 1:
+            return f"{path}\nexec {job}"
+        log = f"batches/{safe(self.sheet.batch.id)}_${{SLURM_ARRAY_TASK_ID:-0}}"
+        srun = f"srun --export=ALL --unbuffered --cpus-per-task={self.sheet.resources.cpus} --kill-on-bad-exit=0"
+        return f"{path}\nexec {srun} $block /bin/sh -c '{OWN_LOG}' \"{log}\" {job}"
 
     def _num_tasks(self) -> int:
         return 1  # submitit would look for a pickle of each

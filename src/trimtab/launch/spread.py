@@ -1,12 +1,17 @@
-"""How many jobs go to which cluster. Pure."""
+"""How many jobs go to which cluster, and which have to stay here. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trimtab.launch.clusters import Capacity
+from trimtab.launch.model import RunStatus, State
 from trimtab.spec.launch import ClusterSpec, ResourceSpec
+
+LATE = 60.0  # seconds: a cluster with free room on which a job would start later has it reserved for somebody
+HOUR = 3600.0  # more than that an estimate does not count, and then as much as a queue of the cluster's size
 
 
 @dataclass(frozen=True)
@@ -15,7 +20,7 @@ class Offer:
 
     ``room``: jobs that could start now; ``size``: jobs that the whole partition holds; ``waiting``: jobs ahead of ours
     in the queue; ``cap``: jobs that may be added, None: any number; ``wait``: seconds until the next one would start,
-    where SLURM has an estimate.
+    where SLURM's estimate is of use.
     """
 
     cluster: str
@@ -28,7 +33,11 @@ class Offer:
 
 
 def offer(name: str, spec: ClusterSpec, capacity: Capacity, asked: ResourceSpec, live: int, wait: float = 0.0) -> Offer:
-    """``live``: jobs of this sweep that are there already; ``wait``: as SLURM estimates it."""
+    """``live``: jobs of this sweep that are there already; ``wait``: as SLURM estimates it.
+
+    The estimate adds up the time limits of all that is queued, held jobs too, even where cores are idle: with anything
+    in the queue it says nothing.
+    """
     caps = [] if spec.max_jobs is None else [spec.max_jobs - live]
     caps += [] if capacity.max_submit is None else [capacity.max_submit]
     room, size = (
@@ -36,6 +45,7 @@ def offer(name: str, spec: ClusterSpec, capacity: Capacity, asked: ResourceSpec,
         _fits(capacity.all_cpus, capacity.all_gpus, asked),
     )
     room = max(0, room - capacity.waiting)  # those ahead are taken to be like ours
+    wait = 0.0 if capacity.waiting or capacity.held else wait
     return Offer(name, room, max(size, 1), capacity.waiting, max(min(caps), 0) if caps else None, spec.weight, wait)
 
 
@@ -71,10 +81,27 @@ def spread(jobs: int, offers: Sequence[Offer]) -> dict[str, int]:
 def _cost(one: Offer, given: int) -> tuple[bool, float]:
     """What the next job costs: (whether it has to wait, how long in units of its cluster's size)."""
     weight = one.weight or 1.0
-    if given < one.room and one.wait < 60:
+    if given < one.room and one.wait < LATE:
         return False, (given + 1) / (weight * one.room)
     queue = max(given - one.room, 0) + one.waiting + 1
-    return True, (queue / one.size + one.wait / 3600) / weight
+    return True, (queue / one.size + min(one.wait, HOUR) / HOUR) / weight
+
+
+def room(clusters: Mapping[str, ClusterSpec], live: Mapping[str, int]) -> str:
+    """``alpha has 4 of max_jobs=4, beta has 1 of max_jobs=2``; empty where no cluster has such a limit."""
+    capped = {name: spec.max_jobs for name, spec in clusters.items() if spec.max_jobs is not None}
+    return ", ".join(f"{name} has {live.get(name, 0)} of max_jobs={most}" for name, most in capped.items())
+
+
+def left(clusters: Mapping[str, ClusterSpec], runs: Sequence[RunStatus]) -> list[str]:
+    """A line on the runs for which no job was made yet, if there are any."""
+    count = sum(run.state is State.unsubmitted for run in runs)
+    live = Counter(cluster for cluster, _ in {(run.cluster, run.job) for run in runs if run.state.live})
+    if not count or not clusters:
+        return []
+    why = room(clusters, live)
+    said = f"{count} of {len(runs)} runs {'is' if count == 1 else 'are'} not submitted{f' ({why})' if why else ''}"
+    return [f"{said}; trimtab sweep resume submits what there is room for, with --wait all of them"]
 
 
 def chunks(count: int, largest: int) -> list[int]:

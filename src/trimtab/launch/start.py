@@ -13,7 +13,7 @@ from trimtab.launch.check import faults, unfit
 from trimtab.launch.files import SweepFolder
 from trimtab.launch.model import PlannedRun, Result, State
 from trimtab.launch.plan import plan, told
-from trimtab.launch.prepare import Planned, default_folder, prepare
+from trimtab.launch.prepare import Planned, default_folder, note_code, prepare
 from trimtab.spec import RunSpec
 from trimtab.spec.launch import Backend, SweepSpec
 
@@ -67,18 +67,19 @@ def start(order: Order, say: Say) -> Outcome:
         raise ConfigError("\n".join(wrong))
     folder = SweepFolder(path.absolute())
     missing = [run for run in runs if not _completed(folder, run)]
-    name = order.name if order.folder is None else path.name
+    name = order.name if order.folder is None and order.name != "sweep" else path.name
     say(f"{path}: {told(runs, len(places))}" + (f", {len(runs) - len(missing)} completed" if runs != missing else ""))
     if order.sweep.launch.backend is Backend.slurm and missing:
         _refuse_what_no_cluster_takes(folder, order.sweep, missing, say)
     if order.sweep.dry_run:
         _show(folder, missing, order.sweep, say)
         return Outcome([], path, detached=True)
+    again = bool(folder.batches.exists() and folder.all_batches())
     folder = prepare(path, name, planned, order.sweep, say)
     for file, text in order.files.items():
         write_text(folder.path / file, text)
     combinations = [runs[at] for at in places]
-    detached = _hand_over(folder, missing, order.sweep, say)
+    detached = _hand_over(folder, missing, order.sweep, say, again)
     if detached:
         return Outcome(combinations, path, detached=True)
     results = {run.dir: found for run in runs if (found := folder.result(run.dir)) is not None}
@@ -121,19 +122,23 @@ def _show(folder: SweepFolder, runs: Sequence[PlannedRun], spec: SweepSpec, say:
     say("dry_run=true: nothing was started")
 
 
-def _hand_over(folder: SweepFolder, runs: Sequence[PlannedRun], spec: SweepSpec, say: Say) -> bool:
-    """Whether the sweep goes on by itself."""
+def _hand_over(folder: SweepFolder, runs: Sequence[PlannedRun], spec: SweepSpec, say: Say, again: bool) -> bool:
+    """Whether the sweep goes on by itself. ``again``: it was started before."""
     match spec.launch.backend:
         case Backend.local:
             from trimtab.launch.local import carry_out
 
             if runs:
+                if again:
+                    note_code(folder, spec, say)
                 carry_out(folder, runs, spec, say)
             return False
         case Backend.slurm:
             from trimtab.launch.submit import submit
 
             batches = submit(folder, spec, runs, say) if runs else []
+            if again and batches:
+                note_code(folder, spec, say)
             if spec.wait:
                 from trimtab.launch.follow import Screen, follow
 

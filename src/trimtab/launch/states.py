@@ -7,11 +7,15 @@ a completed result from before the newest submission: that submission was needle
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trimtab.launch.files import serial
 from trimtab.launch.model import Batch, Result, State
+
+NAME = "trimtab-"  # and the batch's id: name and comment of its job
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,16 @@ class Row:
 
     def is_of(self, batch: Batch, slot: int) -> bool:
         """Whether the row is the slot's job: its number where it is known, and the batch's own id."""
-        ours = batch.id in self.name or batch.id in self.comment
-        return ours and batch.job in (None, self.job) and (self.index or 0) == slot
+        return self.carries(batch) and batch.job in (None, self.job) and (self.index or 0) == slot
+
+    def carries(self, batch: Batch) -> bool:
+        """Whether the row is a job of the batch, by its id alone.
+
+        Where the number says so too the id may be a part of the name; else some job that names another would do.
+        """
+        if self.job == batch.job:
+            return batch.id in self.name or batch.id in self.comment
+        return batch.id in (self.name.removeprefix(NAME), self.comment.removeprefix(NAME))
 
 
 # SLURM's words, by what they mean for a job. Those not listed here are taken for live.
@@ -172,7 +184,7 @@ def run_state(
 
 def _needless(batch: Batch, result: Result) -> bool:
     """Whether the run was completed before the batch was submitted: its job finds that, and does nothing."""
-    return result.batch < batch.id and result.ended <= batch.created
+    return serial(result.batch) < serial(batch.id) and result.ended <= batch.created
 
 
 # Its job does not start a run again that ended so, even when the job goes on.
@@ -204,6 +216,11 @@ def _words(batch: Batch, status: Mapping[str, Any]) -> str:
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def tells_of_memory(words: str) -> bool:
+    """Whether SLURM's last words in a job's log say that it killed the job for its memory; sacct may say FAILED."""
+    return re.search(r"slurmstepd.*(memory limit|oom[-_ ]kill)", words, re.IGNORECASE) is not None
 
 
 def cause_of(state: State) -> State | None:

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,8 @@ from trimtab.launch import local
 from trimtab.launch.attempts import history
 from trimtab.launch.files import SweepFolder
 from trimtab.launch.model import Batch, PlannedRun, Result, RunStatus, State
-from trimtab.launch.states import Books, Row, cause_of, job_state, run_state, state_of
+from trimtab.launch.queued import queued
+from trimtab.launch.states import Books, Row, cause_of, job_state, run_state, state_of, tells_of_memory
 
 LOCAL = "local"
 GRACE = 60.0  # seconds after its submission in which a job is not missed
@@ -49,11 +51,6 @@ class Submission:
         return "" if self.batch.job is None else f"{self.batch.job}_{self.slot}" if self.batch.array else self.batch.job
 
 
-def cancel_mark(batch: Batch, slot: int) -> str:
-    """Name of the file beside the batch that is there once somebody asked for the job's end: no retry follows."""
-    return f"{batch.id}_{slot}.cancel"
-
-
 @dataclass
 class Listing:
     """A cluster's answers."""
@@ -66,10 +63,18 @@ class Listing:
 
 @dataclass(frozen=True)
 class Survey:
-    """``runs``: one status a run, in the sweep's order; ``remarks``: clusters that did not answer."""
+    """``runs``: one status a run, in the sweep's order; ``remarks``: clusters that did not answer; ``needless``: jobs
+    that are still in a queue though no run needs them.
+    """
 
     runs: list[RunStatus]
     remarks: list[str]
+    needless: list[str] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """All that a person should know beside the runs."""
+        return [*self.remarks, *self.needless]
 
 
 def statuses(folder: SweepFolder, clusters: Mapping[str, Client]) -> list[RunStatus]:
@@ -93,12 +98,26 @@ def _survey(folder: SweepFolder, clusters: Mapping[str, Client]) -> Survey:
         for one in attempts:
             if one.batch.cluster != LOCAL:
                 jobs.setdefault(one.batch.cluster, set()).update([one.batch.job] if one.batch.job else [])
-    listings, remarks = {}, []
-    for name, numbers in jobs.items():
-        listings[name], said = _ask(name, clusters.get(name), sorted(numbers, key=int))
-        remarks += said
+    listings, remarks = _ask_all(clusters, {name: sorted(numbers, key=int) for name, numbers in jobs.items()})
     look = Look(folder, listings, time.time())
-    return Survey([look.at(run, submissions.get(run.dir, [])) for run in folder.sweep().runs], remarks)
+    runs = [look.at(run, submissions.get(run.dir, [])) for run in folder.sweep().runs]
+    return Survey(runs, remarks, _needless(folder, listings, runs))
+
+
+def _needless(folder: SweepFolder, listings: Mapping[str, Listing], runs: Sequence[RunStatus]) -> list[str]:
+    """Jobs that wait in a queue for nothing: a restarted controller may hold a job whose runs have all ended."""
+    now = {run.run.dir: run for run in runs}
+    batches, said = folder.all_batches(), []
+    for name, listing in listings.items():
+        waiting = [job for job in queued(listing.queue, [batch for batch in batches if batch.cluster == name])
+                   if state_of(job.row.word) in (State.pending, State.suspended) and not job.needed(now)]  # fmt: skip
+        if waiting:
+            why = sorted({job_state(Books(job.row))[1] or job.row.word for job in waiting})
+            jobs = ", ".join(job.name for job in waiting[:5]) + (" …" if len(waiting) > 5 else "")
+            many = "1 job is" if len(waiting) == 1 else f"{len(waiting)} jobs are"
+            said.append(f"{many} in the queue that no run needs: {jobs} ({'; '.join(why)}); trimtab sweep cancel ends "
+                        f"{'it' if len(waiting) == 1 else 'them'}")  # fmt: skip
+    return said
 
 
 def all_submissions(folder: SweepFolder) -> dict[str, list[Submission]]:
@@ -109,6 +128,15 @@ def all_submissions(folder: SweepFolder) -> dict[str, list[Submission]]:
             for run, attempt in slot.runs:
                 found.setdefault(run, []).append(Submission(batch, i, attempt))
     return {run: sorted(attempts, key=lambda one: one.attempt) for run, attempts in found.items()}
+
+
+def _ask_all(clusters: Mapping[str, Client], jobs: Mapping[str, Sequence[str]]) -> tuple[dict[str, Listing], list[str]]:
+    """Each cluster's answers, all at the same time: one that hangs costs its patience once."""
+    if not jobs:
+        return {}, []
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        found = list(pool.map(lambda name: _ask(name, clusters.get(name), jobs[name]), jobs))
+    return {name: one for name, (one, _) in zip(jobs, found, strict=True)}, [text for _, said in found for text in said]
 
 
 def _ask(name: str, cluster: Client | None, jobs: Sequence[str]) -> tuple[Listing, list[str]]:
@@ -156,11 +184,11 @@ class Look:
             return RunStatus(run, State.unsubmitted, **said)
         last = attempts[-1]
         state, reason = run_state(last.batch, last.attempt, self._job(last, status), result, status)
-        if (
-            state in (State.preempted, State.lost)
-            and (self._folder.batches / cancel_mark(last.batch, last.slot)).exists()
-        ):
+        if state in (State.preempted, State.lost) and self._folder.cancel_mark(last.batch.id, last.slot).exists():
             state, reason = State.cancelled, "by trimtab sweep cancel"
+        if state is State.lost and (words := self._folder.last_words(last.batch.id, last.slot)):
+            state = State.out_of_memory if tells_of_memory(words) else state
+            reason = f"{reason}; the last line of its job's log: {words}"
         causes = self._causes(run.dir, attempts, state, noted)
         log = self._folder.run(run.dir) / "log.txt"
         return RunStatus(
@@ -217,6 +245,8 @@ class Look:
         for one in attempts:
             last = state if one is attempts[-1] else noted.get(one.attempt)
             seen = Counter(self._ends(one))
+            if last in (State.lost, State.out_of_memory) and seen[State.failed]:
+                seen[State.failed] -= 1  # sacct has no other word for a job that was killed whole
             if last is not None and last in WHY and not seen[last]:
                 seen[last] += 1
             mine = told.get(one.attempt, Counter())

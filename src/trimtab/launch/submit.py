@@ -25,7 +25,7 @@ from trimtab.launch.clusters import PATIENCE, Capacity, Cluster, ClusterError, U
 from trimtab.launch.files import SweepFolder
 from trimtab.launch.model import Batch, PlannedRun, RunStatus, Slot, State
 from trimtab.launch.slurm import NAME, ClusterExecutor, Sheet
-from trimtab.launch.spread import Offer, chunks, offer, spread, used
+from trimtab.launch.spread import Offer, chunks, offer, room, spread, used
 from trimtab.launch.status import note_cause, survey
 from trimtab.spec.launch import ResourceSpec, SweepSpec
 
@@ -278,9 +278,17 @@ class Sender:
                     back = self._to(cluster, name, mine, taken)
                     left = back + left
             if left:
-                self.say(f"{sum(len(slot.runs) for slot in left)} runs of class {name} are not submitted: no cluster "
-                         f"takes them now; the same command again, or trimtab sweep resume, does")  # fmt: skip
+                self.say(self._staying(name, left, len(slots)))
         return taken
+
+    def _staying(self, name: str, left: Sequence[Slot], asked: int) -> str:
+        runs, most = sum(len(slot.runs) for slot in left), self.spec.launch.clusters
+        full = room({key: most[key] for key in self._capacity if key in most}, self._live)
+        later = ("this command sends them once there is room" if self.spec.wait
+                 else "trimtab sweep resume sends what there is room for then, with --wait all of them")  # fmt: skip
+        which = f"{runs} run{'' if runs == 1 else 's'} of class {name} {'is' if runs == 1 else 'are'}"
+        return (f"{which} not submitted ({len(left)} of {asked} jobs): no cluster takes more "
+                f"now{f' ({full})' if full else ''}; {later}")  # fmt: skip
 
     def _to(self, cluster: str, name: str, slots: list[Slot], taken: list[Batch]) -> list[Slot]:
         """Send slots to one cluster, in arrays that it takes; those that it refused."""

@@ -73,7 +73,8 @@ def lines(runs: Sequence[RunStatus], width: int | None = None, room: int | None 
     shown = list(runs)
     if room is not None and len(runs) + 1 > room:
         shown = sorted(runs, key=lambda run: ORDER.index(run.state))[: max(room - 2, 1)]
-    rows = [("run", "where", "try", "step", "reward", "state"), *(_cells(run, names[run.run.dir]) for run in shown)]
+    score = score_of(runs)
+    rows = [("run", "where", "try", "step", score, "state"), *(_cells(run, names[run.run.dir], score) for run in shown)]
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     for row in rows:
         text = "  ".join(f"{cell:{size}}" for cell, size in zip(row, [*widths, 0], strict=True)).rstrip()
@@ -82,18 +83,25 @@ def lines(runs: Sequence[RunStatus], width: int | None = None, room: int | None 
         yield f"… and {len(runs) - len(shown)} more: trimtab sweep status"
 
 
+def score_of(runs: Sequence[RunStatus]) -> str:
+    """``reward``; or ``objective``, where a program of the user's own returns one and writes no reward."""
+    programs_own = any(run.objective is not None for run in runs) and all(run.reward is None for run in runs)
+    return "objective" if programs_own else "reward"
+
+
 def cut(text: str, width: int | None) -> str:
     """``text`` within ``width`` columns, on one line."""
     text = "".join(c if c.isprintable() else " " for c in text)
     return text if width is None or len(text) <= width else text[: width - 1] + "…"
 
 
-def _cells(run: RunStatus, name: str) -> tuple[str, ...]:
+def _cells(run: RunStatus, name: str, score: str) -> tuple[str, ...]:
     where = f"{run.cluster}:{run.job}".rstrip(":") if run.cluster else "-"
     step = "-" if run.step is None else f"{run.step}/{run.steps}" if run.steps else str(run.step)
-    reward = "-" if run.reward is None else f"{run.reward:.3f}"
+    value = run.objective if score == "objective" else run.reward
+    number = "-" if value is None else f"{value:.3f}" if score == "reward" else f"{value:.6g}"
     state = f"{run.state.value}: {run.reason}" if run.reason else run.state.value
-    return name, where, str(run.attempt or "-"), step, reward, state
+    return name, where, str(run.attempt or "-"), step, number, state
 
 
 def as_object(run: RunStatus) -> dict[str, Any]:

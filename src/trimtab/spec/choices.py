@@ -149,6 +149,14 @@ class EqualGroups(Enum):
 class Mismatch(Enum):
     none = "none"
     logit_noise = "logit_noise"
+    temperature = "temperature"
+    top_p = "top_p"
+    dtype = "dtype"
+    kv_fp8 = "kv_fp8"
+    quantised_weights = "quantised_weights"
+    stale = "stale"
+    raw_logprobs = "raw_logprobs"
+    shift = "shift"
 
 
 class Engine(Enum):
@@ -160,6 +168,32 @@ class Engine(Enum):
 class LogprobsMode(Enum):
     processed = "processed"
     raw = "raw"
+
+
+# "async" is a word of Python's own, so no class body can hold it.
+RolloutMode = Enum("RolloutMode", [("sync", "sync"), ("one_step_off", "one_step_off"), ("async", "async")])
+"""When the engine samples: before a step, during the one before, or all the time."""
+
+
+class TooOld(Enum):
+    drop = "drop"
+    correct = "correct"
+
+
+class InflightCache(Enum):
+    clear = "clear"
+    keep = "keep"
+
+
+class CacheReset(Enum):
+    reset = "reset"
+    keep = "keep"
+    salt = "salt"
+
+
+class KvCacheDtype(Enum):
+    auto = "auto"
+    fp8 = "fp8"
 
 
 class Dtype(Enum):

@@ -84,7 +84,7 @@ class LaunchSpec:
     signal_lead: int = opt(120, "seconds before the time limit at which a run saves and ends; must be shorter than it")
     clusters: Dict[str, ClusterSpec] = opt({}, "name to cluster")
     classes: Dict[str, ResourceSpec] = opt({"default": ResourceSpec()}, "name to resources")
-    resources: str = opt("", "class of this run, may be swept; empty: the first rule that fits, else default")
+    resources: str = opt("", "class of the runs; empty: the first rule that fits, else default")
     rules: List[RuleSpec] = opt([], "which runs take which class")
     retries: RetrySpec = opt(RetrySpec, "how often a run is started again, by cause")
     snapshot: List[str] = opt(["src", "conf", "sweeps", "launchers"], "what of the checkout is copied for the runs")

@@ -126,9 +126,7 @@ class AdvantageSpec:
     baseline: Baseline = opt(Baseline.group_mean, "what is taken from the reward")
     scale: Scale = opt(Scale.std, "what the centred reward is divided by")
     epsilon: float = opt(1e-6, "added to the standard deviation")
-    overlong: Overlong = opt(
-        Overlong.keep, "responses cut at max_tokens: keep, drop, or punish by length"
-    )
+    overlong: Overlong = opt(Overlong.keep, "responses cut at max_tokens: keep, drop, or punish by length")
     overlong_buffer: int = opt(0, "punish: the reward falls over this many last tokens before max_tokens")
     overlong_penalty: float = opt(1.0, "punish: what a response of max_tokens loses")
     equal_groups: EqualGroups = opt(EqualGroups.keep, "groups whose rewards are all equal: keep or drop their rows")

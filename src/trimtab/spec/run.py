@@ -7,17 +7,22 @@ from typing import Any, Dict, List, Optional
 
 from trimtab.spec.choices import (
     Attention,
+    CacheReset,
     Device,
     Difficulty,
     Dtype,
     Engine,
+    InflightCache,
+    KvCacheDtype,
     LogprobsMode,
     Match,
     Mismatch,
     PolicyKind,
     PromptStyle,
+    RolloutMode,
     Schedule,
     TaskName,
+    TooOld,
     TrackerName,
 )
 from trimtab.spec.method import AdvantageSpec, AlgoSpec, LossSpec, MisSpec
@@ -26,8 +31,13 @@ from trimtab.spec.option import opt
 
 @dataclass(frozen=True)
 class MismatchSpec:
-    kind: Mismatch = opt(Mismatch.none, "an injected gap (rollout=transformers only)")
-    strength: float = opt(0.0, "standard deviation of the noise added to the logits that are sampled from")
+    kind: Mismatch = opt(Mismatch.none, "an injected gap between engine and trainer; the run carries its label")
+    strength: float = opt(
+        0.0,
+        "logit_noise: standard deviation; temperature: T times 1 + this; top_p: mass cut off; quantised_weights: step "
+        "over the row's largest (1/127: int8); stale: hand-overs left out; shift: share of responses moved by one",
+    )
+    dtype: Dtype = opt(Dtype.bfloat16, "mismatch=dtype: what the engine computes in")
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,10 @@ class RolloutSpec:
     dtype: Dtype = opt(Dtype.float32, "dtype of the engine's weights")
     prefix_caching: bool = opt(False, "vLLM: reuse the KV cache of equal prefixes")
     async_scheduling: bool = opt(False, "vLLM: schedule a step ahead")
+    chunked_prefill: bool = opt(True, "vLLM: long prompts in parts, between tokens of other responses")
+    cache_reset: CacheReset = opt(CacheReset.reset, "vLLM, prefix caching: what a hand-over does to cached prefixes")
+    kv_cache_dtype: KvCacheDtype = opt(KvCacheDtype.auto, "vLLM: dtype of the KV cache; auto: the weights'")
+    fp32_head: bool = opt(False, "the engine computes the logits in float32 whatever the dtype")
     enforce_eager: bool = opt(True, "vLLM: no graph capture or compilation")
     kv_cache_gib: float = opt(0.5, "vLLM on CPU: memory of the KV cache")
     gpu_memory_utilization: float = opt(0.4, "vLLM on a GPU: share of its memory")
@@ -55,6 +69,10 @@ class RolloutSpec:
     probe_bound: Optional[float] = opt(None, "largest mean |log-ratio| between engine and trainer; empty: by dtype")
     record_every: int = opt(50, "steps between two recordings to rollouts/*.parquet, 0 for never")
     path: Optional[str] = opt(None, "replay: a run folder, or a folder of Parquet files")
+    mode: RolloutMode = opt(RolloutMode["sync"], "sample before each step, during the one before, or all the time")
+    max_lag: int = opt(1, "async: policy versions that a training batch's oldest token may lie behind")
+    too_old: TooOld = opt(TooOld.drop, "async: drop responses that exceed max_lag, or leave them to the correction")
+    inflight_cache: InflightCache = opt(InflightCache.clear, "async: the KV cache of running responses at a hand-over")
 
 
 @dataclass(frozen=True)
@@ -148,9 +166,7 @@ class RunSpec:
     run_dir: str = opt("", "where the run's files go; empty: runs/<time>_<algo>_<hash>")
     resume: str = opt("no", "no | auto (the last good checkpoint in run_dir, if any) | a run or checkpoint folder")
     shadow: Any = opt([], "presets measured beside the method, each step, without touching the run: a list, or all")
-    shadow_gradient_every: int = opt(
-        0, "steps between comparisons of the shadows' gradients, 0 for never"
-    )
+    shadow_gradient_every: int = opt(0, "steps between comparisons of the shadows' gradients, 0 for never")
     algo: AlgoSpec = opt(AlgoSpec, "algorithm")
     mis: MisSpec = opt(MisSpec, "correction")
     loss: LossSpec = opt(LossSpec, "objective")

@@ -163,9 +163,9 @@ WRONG = [
     ("rs=null", "rs=null is refused; allowed: geometric, none, sequence, token; for example rs=none"),
     (
         "preset=pipelinerl",
-        "preset=pipelinerl is refused; allowed: none, pipelinerl/conventions, pipelinerl/gspo, pipelinerl/ppo, "
-        "pipelinerl/reinforce, areal/…, miles/…, nemo_rl/…, prime_rl/…, slime/…, trimtab/…, trl/…, verl/…; "
-        "for example preset=pipelinerl/ppo",
+        "preset=pipelinerl is refused; allowed: abeja, none, pipelinerl/conventions, pipelinerl/gspo, "
+        "pipelinerl/ppo, pipelinerl/reinforce, areal/…, miles/…, nemo_rl/…, prime_rl/…, slime/…, trimtab/…, trl/…, "
+        "verl/…; for example preset=pipelinerl/ppo",
     ),
     (
         "shadow=miles/defualt",

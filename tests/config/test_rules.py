@@ -423,7 +423,7 @@ def test_nan_and_infinity_are_never_in_range(key: str) -> None:
 
 def test_every_number_has_a_range() -> None:
     numbers = [key for key, option in options().items() if option.type in (int, float)]
-    assert sorted(set(numbers) - set(RANGES)) == ["rollout.top_k", "rollout.top_p"]  # full_support has these
+    assert sorted(set(numbers) - set(RANGES)) == []
 
 
 def test_every_default_is_in_range_and_every_example_mends() -> None:

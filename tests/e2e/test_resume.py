@@ -6,13 +6,12 @@ import json
 import random
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from e2e.program import BATCH, VARIED, Program, lines, logged, series, status, wait_until
+from e2e.program import BATCH, VARIED, Process, Program, lines, logged, series, status, wait_until
 
 STEPS = 24
 COMMON = (*BATCH, *VARIED, f"steps={STEPS}", "checkpoint.every=3", "evaluation.every=5", "rollout.record_every=4")
@@ -33,7 +32,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Undist
     def of(overrides: tuple[str, ...]) -> Path:
         if overrides not in made:
             folder = tmp_path_factory.mktemp("undisturbed")
-            Program(folder, cache).good(*overrides, "run_dir=run")
+            Program(folder, cache).good(*overrides, "run_dir=run")  # from a fresh interpreter, with its own hash seed
             made[overrides] = folder / "run"
         return made[overrides]
 
@@ -52,19 +51,19 @@ def check_equal(run_dir: Path, other: Path) -> None:
     assert recorded(run_dir) == recorded(other)
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: Process) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
 
 
-def at_a_random_moment(seed: int, run: Path, process: subprocess.Popen[bytes]) -> None:
+def at_a_random_moment(seed: int, run: Path, process: Process) -> None:
     draw = random.Random(seed)
     wait_until(logged(run, draw.randrange(STEPS // 2)), process)
     time.sleep(draw.random() * 0.4)
     kill(process)
 
 
-def while_writing_a_checkpoint(seed: int, run: Path, process: subprocess.Popen[bytes]) -> None:
+def while_writing_a_checkpoint(seed: int, run: Path, process: Process) -> None:
     draw = random.Random(seed)
     wait_until(logged(run, 3 * draw.randrange(1, STEPS // 4)), process)
     wait_until(lambda: any((run / "checkpoints").glob(".step_*")), process)

@@ -8,9 +8,10 @@ from functools import cache
 
 import pytest
 import torch
+from composing import composed
 from torch import Tensor
 
-from trimtab.config import compose, methods, recipes, resolve
+from trimtab.config import methods, recipes, resolve
 from trimtab.correction import measure
 from trimtab.method import Inputs, Result, Shadows, evaluate, policy_term, recomputes
 from trimtab.spec import Algo, AlgoSpec, Denominator, LossName, MethodSpec, MisSpec, Proximal, RunSpec, TisMode
@@ -141,11 +142,6 @@ CORRECTIONS: dict[str, list[str]] = {
 }
 
 
-@cache
-def composed(*overrides: str) -> RunSpec:
-    return compose(overrides)
-
-
 def of(algo: str, loss: str, rules: tuple[str, ...], kept: bool) -> MethodSpec:
     mis, spec = composed(*rules, f"algo={algo}").mis, composed(f"loss={loss}")
     denominator = Denominator.kept if kept else Denominator.all
@@ -168,7 +164,7 @@ def test_every_loss_under_every_correction_equals_itself_alone(correction: str) 
 @pytest.mark.parametrize("correction", ["truncate", "opsm", "rejecting", "elsewhere"])
 def test_a_guessed_proximal_policy_makes_other_pairs_differ(correction: str) -> None:
     elsewhere = ["mis.reject=[{statistic:k2,level:token,upper:0.01,pair:current_rollout}]", "rs=token"]
-    mis = compose(CORRECTIONS.get(correction, elsewhere)).mis
+    mis = composed(*CORRECTIONS.get(correction, elsewhere)).mis
     whole = resolve(replace(RunSpec(), mis=mis, algo=AlgoSpec(Algo.decoupled, Proximal.loglinear)))
     method = MethodSpec(whole.algo, whole.mis, whole.loss)
     for seed in range(4):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from truth.independent import distance, finite_differences, moments
-from truth.test_measure import decoupled, reinforce, standard
+from truth.written_out import decoupled, reinforce, standard
 
 from trimtab.cli import main
 from trimtab.config import compose

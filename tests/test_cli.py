@@ -47,7 +47,7 @@ def test_help_teaches_without_torch(arguments: list[str], said: list[str]) -> No
     assert max(map(len, done.stdout.splitlines())) <= 120
 
 
-@pytest.mark.parametrize("arguments", [[], ["probe"], ["runs", "--yaml"], ["runs", "no-such-folder"]])
+@pytest.mark.parametrize("arguments", [[], ["prob"], ["runs", "--yaml"], ["runs", "no-such-folder"]])
 def test_a_wrong_command_line_ends_with_2(arguments: list[str]) -> None:
     done = trimtab(*arguments)
     assert done.returncode == 2 and done.stdout == "" and "error: " in done.stderr and "Traceback" not in done.stderr

@@ -24,7 +24,7 @@ MATHS = {"correction", "objective", "method", "peers"}
 DATA = STDLIB | {"batch", "stat", "protocol"}
 PARTS = {"rollout", "policy", "task", "track"}
 TOP = {"folder", "provenance", "summary", "launch", "report", "build", "experiment", "cli", "doctor", "replay"}
-TOP |= {"sweep_command"}
+TOP |= {"sweep_command", "lab"}
 MAY_IMPORT: dict[str, set[str]] = {
     "spec": {"spec", "errors"},
     "errors": set(),
@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hydra_plugins": {"launch"},  # Hydra finds plugins in a package of this name only
     **{name: DATA | PARTS | TOP | MATHS | {"recording", "train", "truth"} for name in TOP},
 }
-KNOWS_CONFIG = {"config", "build", "experiment", "summary", "run", "cli", "truth", "replay", "launch"}
+KNOWS_CONFIG = {"config", "build", "experiment", "summary", "run", "cli", "truth", "replay", "launch", "lab"}
 HYDRA = {"hydra", "omegaconf"}
 
 # Third parties and the only places that import them; torch and numpy are free but for ``WITHOUT_TORCH``.
@@ -55,13 +55,21 @@ THIRD_PARTIES = {
     "hydra": {"config", "run", "launch/plugin"},
     "omegaconf": {"config", "run", "cli", "launch/plugin"},
     "submitit": {"launch/slurm"},
-    "yaml": {"config", "experiment", "cli", "report/sources/folder", "track/identity", "track/sync"},
+    "yaml": {"config", "experiment", "launch/frozen", "cli", "report/sources/folder", "track/identity", "track/sync"},
     "pyarrow": {"recording", "report/sources/lines"},
     "safetensors": {"train/checkpoint", "policy"},
-    "transformers": {"policy", "rollout/transformers"},
+    "transformers": {"policy", "rollout/transformers", "lab/parity/reference"},
     "tokenizers": {"policy/tiny"},
     "huggingface_hub": {"policy/load"},
-    "vllm": {"rollout/vllm", "rollout/vllm_process"},
+    "vllm": {
+        "rollout/vllm",
+        "rollout/vllm_answers",
+        "rollout/vllm_options",
+        "rollout/vllm_process",
+        "rollout/async_vllm",
+        "rollout/async_vllm_process",
+        "rollout/async_vllm_worker",
+    },
     "reasoning_gym": {"task/reasoning_gym"},
     "datasets": {"task/hf"},
     "math_verify": {"task/match"},

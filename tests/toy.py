@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from composing import composed
 from torch import Tensor
 
 from trimtab.batch import Batch, Finish, Problem, Prompt, Sample, Sampling, Scores, pack
-from trimtab.config import compose
 from trimtab.spec import RunSpec
 
 VOCABULARY = 6
@@ -123,6 +123,74 @@ class ToyRollout:
         pass
 
 
+class ToyStreaming(ToyRollout):
+    """Writes a token of every open response at each look at what is finished, so hand-overs come in mid-response."""
+
+    def __init__(self, gap: float = 0.0) -> None:
+        super().__init__(gap)
+        self.tables: dict[int, np.ndarray] = {}
+        self.submitted = list[int]()
+        self.given = list[list[Sample]]()
+        self.most_open = 0
+        self._open: dict[int, tuple[Prompt, Sampling, list[tuple[np.random.Generator, list[Any]]]]] = {}
+
+    def load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        super().load(weights, version)
+        self.tables[version] = self.table
+
+    def submit(self, key: int, prompt: Prompt, sampling: Sampling) -> None:
+        rows = [(np.random.default_rng([sampling.seed, i]), list[Any]()) for i in range(sampling.samples_per_prompt)]
+        self._open[key] = (prompt, sampling, rows)
+        self.submitted.append(key)
+        self.most_open = max(self.most_open, len(self._open))
+
+    def finished(self, wait: bool = True) -> tuple[int, list[Sample]] | None:
+        while self._open:
+            for key in list(self._open)[:4]:
+                self._advance(key)
+            ready = self._ready()
+            if ready or not wait:
+                return self._take(ready[0]) if ready else None
+        return None
+
+    def finish_some(self, count: int) -> None:
+        """Write the first open groups to their ends."""
+        for key in list(self._open)[:count]:
+            while not self._is_done(key):
+                self._advance(key)
+
+    def restarts(self) -> int:
+        return 0
+
+    def _ready(self) -> list[int]:
+        return [key for key in self._open if self._is_done(key)]
+
+    def _is_done(self, key: int) -> bool:
+        _, sampling, rows = self._open[key]
+        return all(self._ended(tokens, sampling) for _, tokens in rows)
+
+    def _ended(self, tokens: list[Any], sampling: Sampling) -> bool:
+        return len(tokens) >= sampling.max_tokens or (bool(tokens) and tokens[-1][0] in sampling.stop_ids)
+
+    def _advance(self, key: int) -> None:
+        prompt, sampling, rows = self._open[key]
+        for random, tokens in rows:
+            if not self._ended(tokens, sampling):
+                logp = self.logp(tokens[-1][0] if tokens else prompt.ids[-1], sampling.temperature)
+                token = int(random.choice(VOCABULARY, p=np.exp(logp)))
+                tokens.append((token, float(logp[token]), self.version))
+
+    def _take(self, key: int) -> tuple[int, list[Sample]]:
+        prompt, sampling, rows = self._open.pop(key)
+        samples = []
+        for _, tokens in rows:
+            ids, logps, versions = zip(*tokens, strict=True)
+            finish = Finish.stop if ids[-1] in sampling.stop_ids else Finish.length
+            samples.append(Sample(prompt, ids, logps, versions, finish))
+        self.given.append(samples)
+        return key, samples
+
+
 class ToyTask:
     """Reward: share of the response's tokens that repeat the prompt's last symbol."""
 
@@ -159,4 +227,4 @@ def toy_spec(*overrides: str, steps: int = 8) -> RunSpec:
         "rollout.record_every=0",
         "rollout.probe_every=0",
     ]
-    return compose([*size, f"steps={steps}", "evaluation.every=4", "checkpoint.every=3", *overrides])
+    return composed(*size, f"steps={steps}", "evaluation.every=4", "checkpoint.every=3", *overrides)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,11 +19,12 @@ from trimtab.method import needs_reference
 from trimtab.policy import load as policies
 from trimtab.protocol import Policy, Rollout, Task, Tokenizer, Tracker
 from trimtab.recording import write_rollouts
+from trimtab.rollout.inject import engine_spec, inject, label, moves_scores
 from trimtab.rollout.probe import probe, verdict
-from trimtab.spec import Engine, RunSpec, TaskName, TaskSpec, TrackerName
+from trimtab.spec import Engine, RolloutMode, RunSpec, TaskName, TaskSpec, TrackerName
 from trimtab.task import make_task
 from trimtab.task.arithmetic import ArithmeticTask
-from trimtab.track import ConsoleTracker, JsonlTracker, Trackers, setup_progress
+from trimtab.track import ConsoleTracker, JsonlTracker, Trackers, alarms_of, read_metrics, setup_progress
 from trimtab.train.loop import Parts
 
 
@@ -34,32 +36,50 @@ def warmup_examples(spec: RunSpec) -> Callable[[random.Random], tuple[str, str]]
 
 
 def make_rollout(spec: RunSpec, folder: Path, device: torch.device) -> Rollout:
-    """The engine, with the initial weights."""
-    match spec.rollout.engine:
+    """The engine, with the initial weights and the gap that ``mismatch`` puts around it."""
+    return inject(_engine(spec, folder, device), spec.mismatch)
+
+
+def _engine(spec: RunSpec, folder: Path, device: torch.device) -> Rollout:
+    options = engine_spec(spec.rollout, spec.mismatch)
+    match options.engine:
+        case Engine.vllm if options.mode is RolloutMode["async"]:
+            from trimtab.rollout.async_vllm import AsyncVllmEngine
+
+            return AsyncVllmEngine(folder, options)
         case Engine.vllm:
             from trimtab.rollout.vllm import VllmEngine
 
-            return VllmEngine(folder, spec.rollout)
+            return VllmEngine(folder, options)
         case Engine.transformers:
             from trimtab.rollout.transformers import TransformersEngine
 
-            return TransformersEngine(folder, spec.rollout, spec.mismatch, device)
+            return TransformersEngine(folder, options, spec.mismatch, device)
         case Engine.replay:
             from trimtab.rollout.replay import ReplayEngine
 
-            return ReplayEngine(Path(str(spec.rollout.path)))
+            return ReplayEngine(Path(str(options.path)))
+
+
+def raised(folder: RunFolder) -> dict[str, int]:
+    """In how many steps of metrics.jsonl each alarm held."""
+    rows = read_metrics(folder.metrics) if folder.metrics.exists() else []
+    return {kind: told["steps"] for kind, told in alarms_of(rows).items()}
 
 
 def make_tracker(spec: RunSpec, folder: RunFolder) -> Tracker:
     """metrics.jsonl first: it is the truth; what comes after may fail."""
-    trackers: list[Tracker] = [JsonlTracker(), StatusTracker(folder, spec.steps), ConsoleTracker(spec.steps)]
-    match spec.tracker.name:
+    status = StatusTracker(folder, spec.steps, lambda: raised(folder))
+    trackers: list[Tracker] = [JsonlTracker(), status, ConsoleTracker(spec.steps)]
+    gap = label(spec.mismatch)
+    options = replace(spec.tracker, tags=[*spec.tracker.tags, f"mismatch {gap}"]) if gap else spec.tracker
+    match options.name:
         case TrackerName.file:
             pass
         case TrackerName.wandb:
             from trimtab.track.wandb import WandbTracker
 
-            trackers.append(WandbTracker(spec.tracker))
+            trackers.append(WandbTracker(options))
         case TrackerName.tensorboard:
             from trimtab.track.tensorboard import TensorboardTracker
 
@@ -67,7 +87,7 @@ def make_tracker(spec: RunSpec, folder: RunFolder) -> Tracker:
         case TrackerName.trackio:
             from trimtab.track.trackio import TrackioTracker
 
-            trackers.append(TrackioTracker(spec.tracker))
+            trackers.append(TrackioTracker(options))
     return Trackers(trackers)
 
 
@@ -79,10 +99,15 @@ def stop_ids(spec: RunSpec, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class HandOverProbe:
-    """Scores a few responses of the last rollout in both engines at T=1 (``protocol.Probe``)."""
+    """Scores a few responses of the last rollout in both engines at T=1 (``protocol.Probe``).
+
+    ``bound`` None measures without judging: the gap is meant (``mismatch``). ``reported``: the responses' own log-probs
+    are the engine's at T=1, so that the probe can tell by how much the hand-over moved them.
+    """
 
     sequences: int
-    bound: float
+    bound: float | None
+    reported: bool = True
 
     def __call__(self, policy: Policy, rollout: Rollout, samples: Sequence[Sample]) -> dict[str, float]:
         chosen = [sample for sample in samples if sample.ids][: self.sequences]
@@ -95,8 +120,20 @@ class HandOverProbe:
         trainer = [row.tolist() for row in logp_N.split(batch.length_B.tolist())]
         responses = [row[-len(sample.ids) :] for row, sample in zip(engine, chosen, strict=True)]
         result = probe(responses, trainer)
-        verdict(result, self.bound)
-        return {"train/probe_mean_abs": result.mean_abs, "train/probe_max_abs": result.max_abs}
+        if self.bound is not None:
+            verdict(result, self.bound)
+        found = {"train/probe_mean_abs": result.mean_abs, "train/probe_max_abs": result.max_abs}
+        moves = [abs(new - old) for row, sample in zip(responses, chosen, strict=True)
+                 for new, old in zip(row, sample.logps, strict=True)]  # fmt: skip
+        moves = [move for move in moves if math.isfinite(move)]
+        if self.reported and moves:
+            found["train/probe_engine_moved"] = math.fsum(moves) / len(moves)
+        return found
+
+
+def probe_bound(spec: RunSpec) -> float | None:
+    """What a probe allows; None where the injected gap shows in the engine's scores."""
+    return None if moves_scores(spec.mismatch.kind) else spec.rollout.probe_bound or 0.0
 
 
 class Pieces:
@@ -163,7 +200,7 @@ def make_parts(spec: RunSpec, folder: RunFolder, tracker: Tracker, stack: ExitSt
         rollout=rollout,
         task=task,
         tracker=tracker,
-        probe=HandOverProbe(spec.rollout.probe_sequences, spec.rollout.probe_bound or 0.0),
+        probe=HandOverProbe(spec.rollout.probe_sequences, probe_bound(spec), spec.rollout.temperature == 1.0),
         record=ParquetRecorder(folder.rollouts, spec.rollout.temperature, Pieces(policy.tokenizer)),
         stop_ids=stop_ids(spec, policy.tokenizer),
         shadows=methods(spec.shadow, spec),

@@ -13,6 +13,8 @@ from typing import Any
 from trimtab import replay, sweep_command
 from trimtab.errors import TrimtabError
 from trimtab.folder import RunFolder
+from trimtab.lab import probe_command
+from trimtab.lab.parity import command as parity
 from trimtab.report import command as compare
 from trimtab.report import report_command
 from trimtab.truth import command as truth
@@ -26,6 +28,8 @@ Commands beside training. Training itself is  python -m run [overrides]  (python
   trimtab runs             the runs below runs/: state, step, reward
   trimtab truth            bias and variance of each correction's gradient, exactly, on a tiny problem
   trimtab replay           what other corrections would have made of a recorded run
+  trimtab probe            how far engine and trainer are apart on the same tokens
+  trimtab parity           why: is the engine off, the trainer or the hand-over, and what mends it?
   trimtab compare          which setting of a sweep is better, by how much and how surely: a page and tables
   trimtab report           a sweep as a report in W&B
   trimtab sweep            status, watch, logs, cancel, resume, collect, sync: a sweep as a whole
@@ -187,6 +191,8 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("folder", nargs="?", default="runs", metavar="FOLDER", help="where to look")
     truth.add(commands)
     replay.add(commands)
+    probe_command.add(commands)
+    parity.add(commands)
     compare.add(commands)
     sweep_command.add(commands)
     report_command.add(commands)

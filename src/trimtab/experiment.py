@@ -102,10 +102,12 @@ def preload(specs: Sequence[RunSpec]) -> None:
         vllm_process.preload(*eager)
 
 
-def execute(spec: RunSpec, folder: RunFolder, tracker: Tracker, stack: ExitStack, stop: StopSignal) -> None:
+def execute(
+    spec: RunSpec, overrides: Sequence[str], folder: RunFolder, tracker: Tracker, stack: ExitStack, stop: StopSignal
+) -> None:
     """Build, restore and train; everything opened is registered in ``stack``."""
     set_up_torch(spec)
-    parts = build.make_parts(spec, folder, tracker, stack)
+    parts = replace(build.make_parts(spec, folder, tracker, stack), overrides=tuple(overrides))
     loop = Loop(parts, spec, folder.path, resume_hash(spec))
     snapshot = find_snapshot(spec, folder)
     if snapshot is not None:
@@ -133,11 +135,11 @@ def run(spec: RunSpec, overrides: Sequence[str] = ()) -> float | None:
 
         def finish(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
             state = end_state(error)
-            summary.update({"state": state} | summarise(folder, spec, time.monotonic() - begin))
+            summary.update({"state": state} | summarise(folder, spec, time.monotonic() - begin, overrides))
             tracker.finish(state, summary)
             folder.write_json(folder.summary, summary)
 
         stack.push(finish)
-        execute(spec, folder, tracker, stack, stop)
+        execute(spec, overrides, folder, tracker, stack, stop)
     show(summary, folder)
     return None if summary["objective"] is None else float(summary["objective"])

@@ -8,7 +8,8 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -141,16 +142,23 @@ class RunFolder:
 
 
 class StatusTracker:
-    """Keeps step and reward in status.json up to date, at most once a second."""
+    """Keeps step, reward and alarms in status.json up to date, at most once a second.
 
-    def __init__(self, folder: RunFolder, steps: int) -> None:
+    ``alarms``: each kind that was raised and in how many steps it held, since the run's first step; ``raised`` says it
+    of the steps before a resume.
+    """
+
+    def __init__(self, folder: RunFolder, steps: int, raised: Callable[[], Mapping[str, int]] = dict) -> None:
         self._folder, self._steps, self._last = folder, steps, 0.0
+        self._raised, self._alarms = raised, Counter[str]()
 
     def start(self, config: Mapping[str, Any], run_id: str, name: str, run_dir: Path) -> None:
-        self._folder.report("running", run_id=run_id, name=name, steps=self._steps)
+        self._alarms = Counter(self._raised())
+        self._folder.report("running", run_id=run_id, name=name, steps=self._steps, alarms=dict(self._alarms))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._folder.note(step=step, reward=metrics.get("train/reward"))
+        self._alarms.update(name.removeprefix("alarm/") for name in metrics if name.startswith("alarm/"))
+        self._folder.note(step=step, reward=metrics.get("train/reward"), alarms=dict(self._alarms))
         now = time.monotonic()
         if now - self._last >= 1.0 or step == self._steps:
             self._last = now

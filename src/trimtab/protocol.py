@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, Protocol, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Protocol, Sequence, runtime_checkable
 
 from torch import Tensor
 
@@ -77,6 +77,31 @@ class Rollout(Protocol):
 
     def close(self) -> None:
         """Free the engine's memory and processes."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An engine with something that a resumed run can't make anew: weights older than the checkpoint's, say."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint stores beside the policy; empty for nothing."""
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from ``state``; called before the resumed run's first hand-over."""
+
+
+@runtime_checkable
+class Streaming(Rollout, Protocol):
+    """An engine that samples all the time: ``load`` reaches responses that are being written."""
+
+    def submit(self, key: int, prompt: Prompt, sampling: Sampling) -> None:
+        """Begin ``samples_per_prompt`` responses to ``prompt``; ``finished`` returns them under ``key``."""
+
+    def finished(self, wait: bool = True) -> tuple[int, list[Sample]] | None:
+        """The next group that is finished; None when none is open, or with ``wait`` false, when none is finished."""
+
+    def restarts(self) -> int:
+        """How often the engine had to be started again."""
 
 
 class Task(Protocol):

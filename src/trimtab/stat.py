@@ -30,7 +30,6 @@ def exponent_limit(dtype: torch.dtype, clamp: float | None = None) -> float:
     return limit if clamp is None else min(clamp, limit)
 
 
-
 @dataclass(frozen=True)
 class Mean:
     """A sum and how many values it holds; the mean of nothing is ``empty``."""

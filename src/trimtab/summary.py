@@ -8,8 +8,10 @@ from typing import Any
 
 from trimtab.config import config_hash
 from trimtab.folder import RunFolder
+from trimtab.rollout.inject import label
 from trimtab.spec import RunSpec
-from trimtab.track import read_metrics, summary_table
+from trimtab.track import alarms_of, read_metrics, summary_table
+from trimtab.train.alarms import Kind, advice
 
 TAIL = 10  # steps at either end that "before" and "after" are means of
 
@@ -20,7 +22,27 @@ def mean_of(rows: Sequence[dict[str, Any]], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def summarise(folder: RunFolder, spec: RunSpec, seconds: float) -> dict[str, Any]:
+def mismatch_of(spec: RunSpec, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The gap put in on purpose, and ``kl``: the mismatch KL (k3, nats a token) over the run's first steps.
+
+    Later steps would mix in what training made of it. ``kl`` is that of the natural gap where ``kind`` is none.
+    """
+    return {
+        "kind": spec.mismatch.kind.value,
+        "strength": spec.mismatch.strength,
+        "label": label(spec.mismatch),
+        "kl": mean_of(steps[:TAIL], "train/mis_k3_kl"),
+    }
+
+
+def alarms_raised(rows: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """Each kind of alarm that was raised, with its steps and the command that looks for its cause; first ones first."""
+    found = alarms_of(rows)
+    told = [{"kind": kind} | steps | {"run": advice(Kind(kind), overrides)} for kind, steps in found.items()]
+    return sorted(told, key=lambda alarm: (alarm["first"], alarm["kind"]))
+
+
+def summarise(folder: RunFolder, spec: RunSpec, seconds: float, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Before and after, from metrics.jsonl alone; ``objective``: the last evaluation, else the last training reward."""
     rows = read_metrics(folder.metrics) if folder.metrics.exists() else []
     steps = [row for row in rows if row["step"] > 0]
@@ -37,6 +59,8 @@ def summarise(folder: RunFolder, spec: RunSpec, seconds: float) -> dict[str, Any
         "nonfinite_steps": steps[-1].get("train/nonfinite_steps", 0) if steps else 0,
         "all_rejected_steps": steps[-1].get("train/all_rejected_steps", 0) if steps else 0,
         "seconds": round(seconds, 1),
+        "mismatch": mismatch_of(spec, steps),
+        "alarms": alarms_raised(steps, overrides),
         "config_hash": config_hash(spec),
         "seed": spec.seed,
     }
@@ -52,4 +76,8 @@ def show(summary: dict[str, Any], folder: RunFolder) -> None:
         "effective sample size": (before["train/mis_ess"], after["train/mis_ess"]),
         "kept tokens": (before["train/mis_kept_token_fraction"], after["train/mis_kept_token_fraction"]),
     }
-    summary_table(rows, footer=(f"{summary['steps']} steps in {summary['seconds']} s; files: {folder.path}",))
+    alarms = [
+        f"alarm {told['kind']}: {told['steps']} steps from {told['first']} to {told['last']}. Run: {told['run']}"
+        for told in summary["alarms"]
+    ]
+    summary_table(rows, footer=(f"{summary['steps']} steps in {summary['seconds']} s; files: {folder.path}", *alarms))

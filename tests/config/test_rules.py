@@ -163,8 +163,8 @@ CASES = [
     ),
     (
         ["mismatch.kind=logit_noise", "mismatch.strength=0.1"],
-        "mismatch.kind=logit_noise is refused; allowed: none with rollout=vllm; only rollout=transformers can make this "
-        "gap; for example rollout=transformers (or mismatch=none)",
+        "mismatch.kind=logit_noise is refused; allowed: none with rollout=vllm; only rollout=transformers can make "
+        "this gap; for example rollout=transformers (or mismatch=none)",
     ),
     (
         ["rollout.max_tokens=256"],

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from toy import ToyPolicy, ToyRollout, ToyTask, toy_spec
+from toy import ToyPolicy, ToyStreaming, ToyTask, toy_spec
 
 from trimtab.build import HandOverProbe
 from trimtab.config import reference
@@ -35,6 +35,10 @@ RUNS = {
        for name in ("dppo_kl", "gspo", "vespo")},
     "everything around it": (*AROUND, *TERMS),
     "every shadow": ("shadow=all",),
+    "an alarm and the probe without a proximal forward": ("algo=bypass", "rollout.probe_every=1",
+                                                          "rollout.probe_bound=1"),
+    "async": ("rollout.mode=async",),
+    "one step off": ("rollout.mode=one_step_off",),
 }  # fmt: skip
 
 
@@ -42,8 +46,8 @@ RUNS = {
 def logged(*overrides: str) -> frozenset[str]:
     """Every key that a toy run logs, presets' names as ``<method>``."""
     spec = toy_spec(*overrides, steps=4)
-    parts = Parts(ToyPolicy(), ToyRollout(0.1), ToyTask(), JsonlTracker(), HandOverProbe(4, 1.0), lambda *a: None, (5,),
-                  methods(spec.shadow, spec))  # fmt: skip
+    parts = Parts(ToyPolicy(), ToyStreaming(0.1), ToyTask(), JsonlTracker(), HandOverProbe(4, 1.0), lambda *a: None,
+                  (5,), methods(spec.shadow, spec))  # fmt: skip
     with TemporaryDirectory() as name:
         parts.tracker.start({}, "id", "name", Path(name))
         Loop(parts, spec, Path(name), "hash")()
@@ -54,6 +58,8 @@ def logged(*overrides: str) -> frozenset[str]:
 
 def _without_method(key: str) -> str:
     place, _, figure = key.rpartition("/")
+    if place == "alarm":
+        return "alarm/<kind>"
     return f"shadow/<method>/{figure}" if place.removeprefix("shadow/") in recipes() else key
 
 

@@ -47,6 +47,7 @@ def test_the_engine_killed_the_run_interrupted_the_trainer_killed(program: Progr
     run = tmp_path / "run"
     process = program.start(*RUN, "steps=100000", "optim.schedule=constant")
     wait_until(logged(run, 3), process)
+    assert process.poll() is None, (tmp_path / "output").read_text()
     (engine,) = engines_of(process.pid)
     os.kill(engine, signal.SIGKILL)
     at = rows(run)[-1]["step"]

@@ -207,8 +207,8 @@ def test_what_cannot_be_sampled_is_refused(engine: TransformersEngine, tmp_path:
     with pytest.raises(DataError, match="row 1 of the 2 to score"):
         engine.score([(1, 2), ()])
     assert engine.generate([], SAMPLING) == [] and engine.score([]) == []
-    with pytest.raises(ConfigError, match=r"rollout.top_p=0.9 .*set rollout.top_p=1"):
-        TransformersEngine(tmp_path, dataclasses.replace(SPEC, top_p=0.9))
+    with pytest.raises(ConfigError, match=r"rollout.top_k=9: .*set rollout.top_k=0"):
+        TransformersEngine(tmp_path, dataclasses.replace(SPEC, top_k=9))
     with pytest.raises(ConfigError, match=r"rollout.temperature=-1"):
         engine.generate([prompt_of(3)], dataclasses.replace(SAMPLING, temperature=-1.0))
     with pytest.raises(ModelError, match=r"config.json"):

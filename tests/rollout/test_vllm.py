@@ -104,6 +104,20 @@ def test_what_cannot_be_sampled_is_refused(engine: VllmEngine, tmp_path: Path) -
         VllmEngine(tmp_path, SPEC)
 
 
+def test_seeded_prompts_beyond_one_step_are_prefilled_in_parts(engine: VllmEngine, model: LlamaForCausalLM) -> None:
+    """vLLM alone fails here on a CPU: a generator of one can't be moved back."""
+    budget = engine.describe()["max_num_batched_tokens"]
+    prompts = [prompt_of(*[(7 * i + p) % 30 + 2 for i in range(200)]) for p in range(budget // 800 + 1)]
+    sampling = dataclasses.replace(SAMPLING, samples_per_prompt=4, max_tokens=2)
+    assert 200 * 4 * len(prompts) > budget
+    samples = engine.generate(prompts, sampling)
+    assert gap(samples, model) < 1e-4
+    assert len({s.ids for s in samples}) > len(prompts)
+    for p in range(len(prompts)):  # a response's seed is that of its place: behind short prompts all fits into one step
+        alone = engine.generate([prompt_of(3)] * p + [prompts[p]], sampling)[-4:]
+        assert [s.ids for s in alone] == [s.ids for s in samples[4 * p : 4 * p + 4]]
+
+
 def test_missing_log_probs_name_the_prompt(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     run = engine._run
 

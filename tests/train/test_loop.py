@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,23 +74,41 @@ class KilledAt(ToyRollout):
         return super().generate(*arguments)
 
 
+@pytest.fixture(scope="module")
+def never_killed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[RunSpec], Path]:
+    """The folder of a whole run, made once a spec."""
+    made: dict[str, Path] = {}
+
+    def of(spec: RunSpec) -> Path:
+        if (key := repr(spec)) not in made:
+            made[key] = tmp_path_factory.mktemp("whole")
+            run(parts(), spec, made[key])
+        return made[key]
+
+    return of
+
+
 @pytest.mark.parametrize("algo", ["decoupled", "bypass", "reinforce"])
 @pytest.mark.parametrize("call", [5, 6, 7, 9, 10])
-def test_killed_and_resumed_equals_never_killed(tmp_path: Path, algo: str, call: int) -> None:
+def test_killed_and_resumed_equals_never_killed(
+    tmp_path: Path, algo: str, call: int, never_killed: Callable[[RunSpec], Path]
+) -> None:
     more = ["optim.epochs=2", "optim.minibatches=3", "optim.schedule=linear", "loss.kl_coef=0.01"]
     spec = toy_spec(f"algo={algo}", *more)
-    run(parts(), spec, tmp_path / "whole")
     with pytest.raises(Killed):
         run(parts(KilledAt(call)), spec, tmp_path / "cut")
     run(parts(), spec, tmp_path / "cut", resume=True)
-    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
-    whole, cut = (checkpoint.load_last(tmp_path / d / "checkpoints") for d in ("whole", "cut"))
+    never = never_killed(spec)
+    assert lines(tmp_path / "cut") == lines(never)
+    whole, cut = (checkpoint.load_last(folder / "checkpoints") for folder in (never, tmp_path / "cut"))
     assert whole is not None and cut is not None
     assert torch.equal(whole.model["table"], cut.model["table"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
-def test_a_signal_saves_and_the_run_goes_on_where_it_was(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_saves_and_the_run_goes_on_where_it_was(
+    tmp_path: Path, number: signal.Signals, never_killed: Callable[[RunSpec], Path]
+) -> None:
     spec = toy_spec()
     given = parts()
 
@@ -106,8 +125,7 @@ def test_a_signal_saves_and_the_run_goes_on_where_it_was(tmp_path: Path, number:
         run(replace(given, task=Signalled()), spec, tmp_path / "cut")
     assert checkpoint.load_last(tmp_path / "cut" / "checkpoints").step == len(lines(tmp_path / "cut")) - 1
     run(parts(), spec, tmp_path / "cut", resume=True)
-    run(parts(), spec, tmp_path / "whole")
-    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
+    assert lines(tmp_path / "cut") == lines(never_killed(spec))
 
 
 def test_other_data_or_another_configuration_is_refused(tmp_path: Path) -> None:

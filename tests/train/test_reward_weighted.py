@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
+from composing import composed
 from toy import ToyPolicy, toy_batch
 
-from trimtab.config import compose
 from trimtab.objective.advantage import group_advantages
 from trimtab.spec import Baseline, Scale
 from trimtab.train.clock import Clock
@@ -33,7 +33,7 @@ REJECT = (lambda r: 1.0, lambda r: 0.9 <= r <= 1.1)
 )
 @pytest.mark.parametrize("cut", [["optim.microbatch_tokens=12"], ["optim.minibatches=2"], ["optim.epochs=2"]])
 def test_rewards_by_the_correction_s_weight(overrides: list[str], weight, keep, cut: list[str]) -> None:  # type: ignore[no-untyped-def]
-    spec, policy = compose([*overrides, *cut, "optim.lr=1e-9"]), ToyPolicy()
+    spec, policy = composed(*overrides, *cut, "optim.lr=1e-9"), ToyPolicy()
     batch = toy_batch(policy)
     dropped_B = torch.zeros(batch.rows, dtype=torch.bool)
     dropped_B[1] = True
@@ -59,8 +59,8 @@ def test_rewards_by_the_correction_s_weight(overrides: list[str], weight, keep, 
 
 
 def test_nothing_kept_is_0() -> None:
-    spec, policy = compose(["tis_mode=off", "rs=token", "mis.rs_lower_bound=0.9999999",
-                            "mis.rs_upper_bound=1.0000001"]), ToyPolicy()  # fmt: skip
+    spec, policy = composed("tis_mode=off", "rs=token", "mis.rs_lower_bound=0.9999999",
+                            "mis.rs_upper_bound=1.0000001"), ToyPolicy()  # fmt: skip
     batch = toy_batch(policy)
     update = Updater(policy, Optimizer(policy.parameters(), spec.optim, spec.steps), spec)
     none_B = torch.zeros(batch.rows)

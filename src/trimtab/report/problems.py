@@ -9,6 +9,7 @@ import numpy as np
 from trimtab.report.model import Problem, Row, Run, RunState
 from trimtab.report.score import Score, collapse, tail
 from trimtab.report.scored import Scored, shared
+from trimtab.track.alarms import PREFIX as ALARM
 
 NAMED = 3  # metrics named in one line
 SKIPPED = "train/nonfinite_steps"
@@ -23,12 +24,25 @@ def of_run(run: Run, scored: Score, metric: str, last: int, lower: bool) -> Iter
         counts = "its score counts" if scored.value is not None else "it has no score"
         yield Problem("collapsed", run.name, f"{told}; {counts}")
     yield from nonfinite(run, scored, metric)
+    yield from alarms(run)
     if run.state is RunState.unknown and scored.value is not None:
         yield Problem("unknown end", run.name, "nothing says whether it came to its end; its score counts")
     if run.seed is None:
         yield Problem("no seed", run.name, "its config names no seed: it counts, but cannot be paired with other runs")
     for remark in run.remarks:
         yield Problem("damaged", run.name, remark)
+
+
+def alarms(run: Run) -> Iterator[Problem]:
+    """Alarms that training raised; a gap that was put in on purpose raises them too."""
+    raised = []
+    for name in sorted(run.columns):
+        steps = run.step[np.isfinite(run.columns[name])]
+        if name.startswith(ALARM) and len(steps):
+            raised.append(f"{name.removeprefix(ALARM)} at {len(steps)} steps, first {steps[0]}")
+    if raised:
+        meant = f"; its gap is on purpose ({run.injected})" if run.injected else ""
+        yield Problem("alarm", run.name, f"training raised {'; '.join(raised)}{meant}; its score counts")
 
 
 def nonfinite(run: Run, scored: Score, metric: str) -> Iterator[Problem]:

@@ -10,11 +10,11 @@ from trimtab.spec import RolloutSpec
 
 
 def check_options(spec: RolloutSpec) -> None:
-    """Refuse truncated sampling: log-probs of the kept tokens alone are not those that the trainer computes."""
-    if spec.top_p != 1.0 or spec.top_k != 0:
+    """Refuse top-k, which no engine samples with; top-p is said by each ``Sampling``, and a run's is 1 by its rules."""
+    if spec.top_k != 0:
         raise ConfigError(
-            f"rollout.top_p={spec.top_p} rollout.top_k={spec.top_k}: the engines sample from the whole vocabulary, as "
-            "the trainer scores it; set rollout.top_p=1 rollout.top_k=0"
+            f"rollout.top_k={spec.top_k}: the engines sample from the whole vocabulary, as the trainer scores it; set "
+            "rollout.top_k=0"
         )
 
 
@@ -25,6 +25,8 @@ def check_request(prompts: Sequence[Prompt], sampling: Sampling, max_model_len: 
             f"rollout.max_tokens={sampling.max_tokens} and samples per prompt ({sampling.samples_per_prompt}) must be "
             f"at least 1, and rollout.temperature={sampling.temperature} at least 0 (0 is greedy)"
         )
+    if not 0.0 < sampling.top_p <= 1.0:
+        raise ConfigError(f"rollout.top_p={sampling.top_p} is a mass above 0, at most 1; set rollout.top_p=1")
     for prompt in prompts:
         if not prompt.ids:
             raise DataError(f"prompt {prompt.problem.id} has no tokens; an engine needs at least one")

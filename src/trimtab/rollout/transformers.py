@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from trimtab.batch import Finish, Prompt, Sample, Sampling
@@ -34,6 +34,29 @@ class _Row:
     finish: Finish = Finish.length
 
 
+class WideHead:
+    """Has a linear head compute in float32 whatever its dtype: the product, and what it is made of.
+
+    The head's weights are rounded to their dtype as before; a float32 copy of them is kept, since converting them at
+    each token would cost more than the product. ``refresh`` after each change of the weights.
+    """
+
+    def __init__(self, head: Any) -> None:
+        if not isinstance(head, nn.Linear):
+            raise EngineError("the model has no linear head to compute in float32; set rollout.fp32_head=false")
+        self._narrow = head
+        self.refresh()
+        head.forward = self._product  # type: ignore[method-assign, assignment]
+
+    def refresh(self) -> None:
+        """Copy the head's weights, which a hand-over has changed."""
+        self._weight = self._narrow.weight.detach().float()
+        self._bias = None if self._narrow.bias is None else self._narrow.bias.detach().float()
+
+    def _product(self, hidden: Tensor) -> Tensor:
+        return nn.functional.linear(hidden.float(), self._weight, self._bias)
+
+
 class TransformersEngine:
     """Samples with transformers' own forward pass.
 
@@ -55,6 +78,7 @@ class TransformersEngine:
         self._device = device if device is not None else torch.device("cpu")
         self._version = 0
         self._model: Any = _load_model(folder, _torch_dtype(spec.dtype)).to(self._device)
+        self._head = WideHead(self._model.get_output_embeddings()) if spec.fp32_head else None
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Sample]:
@@ -89,6 +113,8 @@ class TransformersEngine:
                 written.add(own[name].data_ptr())  # tied weights share their storage under two names
         missing = [name for name, p in self._live().named_parameters() if p.data_ptr() not in written]
         check_handover(given, unknown, missing)
+        if self._head is not None:
+            self._head.refresh()
         self._version = version
 
     @torch.inference_mode()
@@ -118,6 +144,7 @@ class TransformersEngine:
             "torch": torch.__version__,
             "device": str(self._device),
             "dtype": str(model.dtype).removeprefix("torch."),
+            "head_dtype": self._head_dtype(),
             "logprobs_mode": f"{self._spec.logprobs_mode.value}_logprobs",
             "attention": str(model.config._attn_implementation),
             "max_model_len": self._spec.max_model_len,
@@ -127,7 +154,7 @@ class TransformersEngine:
 
     def close(self) -> None:
         """Free the model; a second call does nothing."""
-        self._model = None
+        self._model, self._head = None, None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -135,6 +162,12 @@ class TransformersEngine:
         if self._model is None:
             raise EngineError("this transformers engine was closed")
         return self._model
+
+    @torch.inference_mode()
+    def _head_dtype(self) -> str:
+        """Dtype of the logits, as a forward pass has them."""
+        logits = self._live()(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=self._device)).logits
+        return str(logits.dtype).removeprefix("torch.")
 
     def _vocabulary(self) -> int:
         return int(self._live().config.get_text_config().vocab_size)
@@ -151,7 +184,9 @@ class TransformersEngine:
         alive = list(range(len(rows)))
         for t in range(sampling.max_tokens):
             logits = self._with_noise(logits, [rows[r].seed for r in alive], t)
-            token_B, logp_B = sample_step(logits, uniform_BT[alive, t], sampling.temperature, self._spec.logprobs_mode)
+            token_B, logp_B = sample_step(
+                logits, uniform_BT[alive, t], sampling.temperature, self._spec.logprobs_mode, sampling.top_p
+            )
             going = []  # positions in the batch of the rows that go on
             for at, (r, token, logp) in enumerate(zip(alive, token_B.tolist(), logp_B.tolist(), strict=True)):
                 rows[r].ids.append(token)
@@ -232,12 +267,12 @@ def _noise_strength(mismatch: MismatchSpec | None) -> float:
     if mismatch is None:
         return 0.0
     match mismatch.kind:
-        case Mismatch.none:
-            return 0.0
         case Mismatch.logit_noise:
             if not 0.0 <= mismatch.strength < math.inf:
                 raise EngineError(f"mismatch.strength={mismatch.strength} must be a finite number, at least 0")
             return mismatch.strength
+        case _:  # made around the engine, by inject.py
+            return 0.0
 
 
 def _torch_dtype(dtype: Dtype) -> torch.dtype:

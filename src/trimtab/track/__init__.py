@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trimtab.track.alarms import alarms_of
 from trimtab.track.console import ConsoleTracker, setup_progress, summary_table
 from trimtab.track.jsonl import JsonlTracker, read_metrics, truncate_after
 from trimtab.track.many import Trackers
@@ -10,6 +11,7 @@ __all__ = [
     "ConsoleTracker",
     "JsonlTracker",
     "Trackers",
+    "alarms_of",
     "read_metrics",
     "setup_progress",
     "summary_table",

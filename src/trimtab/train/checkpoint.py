@@ -1,7 +1,8 @@
 """Checkpoints: written beside, flushed and renamed, so a kill at any moment leaves a usable one.
 
-``checkpoints/step_00000010/`` holds model.safetensors, optimizer.safetensors, random.safetensors, state.json and
-manifest.json with the SHA-256 of each; a folder whose manifest doesn't hold is passed over for the one before.
+``checkpoints/step_00000010/`` holds model.safetensors, optimizer.safetensors, random.safetensors, state.json,
+engine.safetensors where the engine has a state of its own, and manifest.json with the SHA-256 of each; a folder whose
+manifest doesn't hold is passed over for the one before.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import os
 import random
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class Snapshot:
     optimizer: dict[str, Any]
     meta: dict[str, Any]
     randomness: dict[str, Any]
+    engine: dict[str, Tensor] = field(default_factory=dict)
 
 
 def random_state() -> dict[str, Any]:
@@ -105,7 +107,8 @@ def _write(folder: Path, snapshot: Snapshot) -> None:
     folder.mkdir()
     tensors, plain = _split_optimizer(snapshot.optimizer)
     # Contiguous CPU copies: safetensors refuses views that share memory.
-    for name, values in (("model", snapshot.model), ("optimizer", tensors), ("random", snapshot.randomness["tensors"])):
+    parts = {"model": snapshot.model, "optimizer": tensors, "random": snapshot.randomness["tensors"]}
+    for name, values in (parts | ({"engine": snapshot.engine} if snapshot.engine else {})).items():
         save_file({k: v.detach().cpu().contiguous().clone() for k, v in values.items()}, folder / f"{name}.safetensors")
     state = {"meta": snapshot.meta, "optimizer": plain, "random": snapshot.randomness["plain"], "step": snapshot.step}
     (folder / "state.json").write_text(json.dumps(state))
@@ -142,6 +145,8 @@ def load(path: Path) -> Snapshot:
         model, tensors, randomness = (
             load_file(path / f"{name}.safetensors") for name in ("model", "optimizer", "random")
         )
+        engine = path / "engine.safetensors"
+        held = load_file(engine) if engine.exists() else {}
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint {path}: {error}") from error
     return Snapshot(
@@ -150,6 +155,7 @@ def load(path: Path) -> Snapshot:
         optimizer=_join_optimizer(tensors, state["optimizer"]),
         meta=state["meta"],
         randomness={"tensors": randomness, "plain": state["random"]},
+        engine=held,
     )
 
 

@@ -41,7 +41,8 @@ class PromptStream:
         self._seed, self._per_step = seed, per_step
         self._pass, self._order = -1, list[int]()
 
-    def _at(self, position: int) -> Prompt:
+    def at(self, position: int) -> Prompt:
+        """The prompt at ``position`` 0, 1, … of the run's whole order."""
         turn, offset = divmod(position, len(self._prompts))
         if turn != self._pass:
             self._order = list(range(len(self._prompts)))
@@ -52,4 +53,4 @@ class PromptStream:
     def step(self, step: int) -> list[Prompt]:
         """The prompts of step 1, 2, …; equal whether the run got there at once or was resumed."""
         first = (step - 1) * self._per_step
-        return [self._at(first + i) for i in range(self._per_step)]
+        return [self.at(first + i) for i in range(self._per_step)]

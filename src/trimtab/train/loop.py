@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -11,23 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from trimtab.batch import Batch, Finish, Prompt, Sample, Sampling, pack
+from trimtab.batch import Batch, Finish, Sample, pack
 from trimtab.errors import CheckpointError, DataError, EngineError, NonFiniteError, Preempted, TrimtabError
-from trimtab.protocol import Policy, Probe, Recorder, Rollout, Task, Tracker
-from trimtab.spec import Engine, MethodSpec, Mismatch, RunSpec
+from trimtab.protocol import Policy, Probe, Recorder, Rollout, Stateful, Task, Tracker
+from trimtab.spec import Engine, InflightCache, MethodSpec, Mismatch, RolloutMode, RunSpec
 from trimtab.train import checkpoint
 from trimtab.train.advantages import advantages
+from trimtab.train.alarms import Alarms
 from trimtab.train.clock import Clock
 from trimtab.train.data import PromptStream
 from trimtab.train.evaluate import Evaluator
+from trimtab.train.lag import lag_metrics, pipelinerl
 from trimtab.train.optim import Optimizer
-from trimtab.train.seeds import derive
+from trimtab.train.proximal_probe import ProximalProbe
 from trimtab.train.shadow import ShadowMethods, inputs_of
 from trimtab.train.signals import StopSignal
+from trimtab.train.sources import make_source
 from trimtab.train.state import TrainState
 from trimtab.train.update import Outcome, Updater
-from trimtab.train.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +48,7 @@ class Parts:
     record: Recorder
     stop_ids: tuple[int, ...]
     shadows: Mapping[str, MethodSpec] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -63,15 +68,16 @@ class Loop:
     def __init__(self, parts: Parts, spec: RunSpec, run_dir: Path, config_hash: str) -> None:
         self._parts, self._spec, self._run_dir, self._hash = parts, spec, run_dir, config_hash
         tokenizer = parts.policy.tokenizer
-        self._stop_ids = parts.stop_ids
         groups = spec.rollout.batch_size // spec.rollout.group_size
-        self._stream = PromptStream(parts.task.train(), tokenizer, spec.seed, groups, spec.rollout)
-        self._evaluator = Evaluator(parts.task, tokenizer, spec, self._stop_ids)
+        stream = PromptStream(parts.task.train(), tokenizer, spec.seed, groups, spec.rollout)
+        self._source = make_source(parts.rollout, stream, spec, parts.stop_ids)
+        self._evaluator = Evaluator(parts.task, tokenizer, spec, parts.stop_ids)
         updates = spec.steps * spec.optim.epochs * spec.optim.minibatches
         self._optimizer = Optimizer(parts.policy.parameters(), spec.optim, updates)
         self._updater = Updater(parts.policy, self._optimizer, spec)
         self._shadow = ShadowMethods(parts.shadows, parts.policy, spec)
-        self._watch = Watch(spec.mis)
+        self._alarms = Alarms(spec, parts.overrides)
+        self._proximal_probe = ProximalProbe(parts.policy, spec)
         self.state = TrainState()
 
     # -- saving and resuming -----------------------------------------------------------------------------------------
@@ -81,6 +87,8 @@ class Loop:
             "state": self.state.to_dict(),
             "data": self._parts.task.fingerprint(),
             "config_hash": self._hash,
+            "source": self._source.state(),
+            "alarms": self._alarms.state(),
         }
 
     def save(self) -> Path:
@@ -91,6 +99,7 @@ class Loop:
             optimizer=self._optimizer.state(),
             meta=self._meta(),
             randomness=checkpoint.random_state(),
+            engine=self._parts.rollout.state() if isinstance(self._parts.rollout, Stateful) else {},
         )
         return checkpoint.save(self._run_dir / "checkpoints", snapshot, self._spec.checkpoint.keep)
 
@@ -109,29 +118,22 @@ class Loop:
             )
         self._parts.policy.load_state(snapshot.model)
         self.state = TrainState(**meta["state"])
+        self._source.restore(meta["source"])
+        self._alarms.restore(meta["alarms"])
         self._optimizer.load_state(snapshot.optimizer, self.state.updates)
+        if isinstance(self._parts.rollout, Stateful):
+            self._parts.rollout.load_state(snapshot.engine)
         checkpoint.set_random_state(snapshot.randomness)
 
     # -- the parts of a step -----------------------------------------------------------------------------------------
-
-    def _sampling(self, step: int) -> Sampling:
-        rollout = self._spec.rollout
-        return Sampling(
-            max_tokens=rollout.max_tokens,
-            temperature=rollout.temperature,
-            stop_ids=self._stop_ids,
-            seed=derive(self._spec.seed, "rollout", step),
-            samples_per_prompt=rollout.group_size,
-            step=step,
-        )
 
     def _ahead(self, sample: Sample) -> bool:
         """Whether a live engine claims a version that doesn't exist yet; recordings count another run's versions."""
         live = self._spec.rollout.engine is not Engine.replay
         return live and any(version > self.state.version for version in sample.versions)
 
-    def _generate(self, prompts: Sequence[Prompt], step: int) -> list[Sample]:
-        samples = self._parts.rollout.generate(prompts, self._sampling(step))
+    def _samples(self, step: int) -> list[Sample]:
+        samples = self._source.take(step, self.state.version)
         for sample in samples:
             sample.check(self._parts.policy.tokenizer.vocabulary)
             if self._ahead(sample):
@@ -148,13 +150,19 @@ class Loop:
         groups = [i // self._spec.rollout.group_size for i in range(len(samples))]
         return pack(samples, groups, rewards), texts
 
-    def _check_gap(self, outcome: Outcome, fresh: bool) -> None:
+    def _moved(self, outcome: Outcome, lag_N: Tensor) -> bool:
+        """Whether the policy's own steps are part of the batch's gap, beside what the two sides compute differently."""
+        optim, rollout = self._spec.optim, self._spec.rollout
+        once = outcome.recomputed or optim.epochs * optim.minibatches == 1
+        mixed = rollout.inflight_cache is InflightCache.keep  # a prompt's cache may be of older weights
+        return rollout.engine is Engine.replay or mixed or bool(lag_N.any()) or not once
+
+    def _check_gap(self, outcome: Outcome, moved: bool) -> None:
         """The whole batch as a probe at no cost: its mismatch, where nothing but rounding may explain one."""
         spec = self._spec
-        once = outcome.recomputed or spec.optim.epochs * spec.optim.minibatches == 1
-        meant = spec.mismatch.kind is not Mismatch.none or spec.rollout.engine is Engine.replay or not fresh
+        meant = spec.mismatch.kind is not Mismatch.none or moved
         gap, bound = outcome.metrics.get("train/train_rollout_logprob_abs_diff", 0.0), spec.rollout.probe_bound
-        if bound is None or meant or not once or gap <= bound:
+        if bound is None or meant or gap <= bound:
             return
         raise EngineError(
             f"step {self.state.step + 1}: the engine's log-probs of this batch differ from the trainer's by {gap:.3g} "
@@ -207,7 +215,7 @@ class Loop:
     def _step(self, step: int) -> dict[str, float]:
         clock, spec = Clock(), self._spec
         with clock("generate"):
-            samples = self._generate(self._stream.step(step), step)
+            samples = self._samples(step)
         with clock("reward"):
             batch, texts = self._reward(samples)
             cut_B = torch.tensor([sample.finish is Finish.length for sample in samples])
@@ -216,10 +224,14 @@ class Loop:
         if self._shadow.due(step):
             with clock("shadow_gradient"):
                 metrics |= self._shadow.gradients(batch, advantage_B, dropped_B, lag_N)
+        valid_N = batch.mask_N & ~dropped_B[batch.row_N]
+        with clock("probe"):
+            metrics |= self._proximal_probe(step, batch, valid_N)
         outcome = self._updater(batch, advantage_B, dropped_B, lag_N, step, clock)
         with clock("shadow"):
             metrics |= self._shadow.figures(inputs_of(batch, advantage_B, dropped_B, lag_N, outcome.first_N))
-        self._check_gap(outcome, fresh=not lag_N.any())
+        moved = self._moved(outcome, lag_N)
+        self._check_gap(outcome, moved)
         self.state.step = step
         self.state.tokens += batch.tokens
         metrics |= self._count(outcome) | outcome.metrics | self._hand_over(samples, clock)
@@ -233,14 +245,18 @@ class Loop:
             "train/response_length": float(batch.length_B.double().mean()),
             "train/empty_response_fraction": float((batch.length_B == 0).double().mean()),
             "train/truncated_fraction": float(cut_B.double().mean()),
-            "train/lag": float(lag_N.double().mean()) if batch.tokens else 0.0,
             "train/tokens": self.state.tokens,
         }
-        self._watch(step, batch, metrics)
+        metrics |= lag_metrics(lag_N) | self._source.metrics()
+        if spec.rollout.mode is not RolloutMode["sync"]:
+            metrics |= pipelinerl(batch, valid_N, outcome.first_N, lag_N, spec.loss)
+            metrics["pipelinerl/entropy"] = metrics.get("train/entropy", math.nan)
+        metrics |= self._alarms(step, batch, valid_N, outcome.first_N, metrics, moved)
         if spec.evaluation.every and (step % spec.evaluation.every == 0 or step == spec.steps):
             with clock("evaluate"):
                 metrics |= self._evaluator(self._parts.rollout)
         timing = clock.metrics()
+        timing |= self._proximal_probe.saved(batch, valid_N, timing)
         return metrics | timing | {"perf/tokens_per_second": batch.tokens / timing["time/step"]}
 
     # -- the loop ----------------------------------------------------------------------------------------------------

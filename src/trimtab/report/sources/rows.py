@@ -124,12 +124,14 @@ def seed_of(config: Mapping[str, Any]) -> int | None:
 
 
 def injected_of(config: Mapping[str, Any]) -> str:
-    """The mismatch put in on purpose, such as ``logit_noise 0.1``; empty: none."""
+    """The mismatch put in on purpose, such as ``logit_noise 0.1`` or ``dtype bfloat16``; empty: none."""
     kind = config.get("mismatch.kind", "none")
     if kind in (None, "none"):
         return ""
-    strength = config.get("mismatch.strength")
-    return f"{kind} {strength:g}" if isinstance(strength, int | float) else str(kind)
+    if kind == "dtype":
+        return f"{kind} {config.get('mismatch.dtype', '')}".strip()
+    strength = config.get("mismatch.strength")  # 0: a gap that is there or not
+    return f"{kind} {strength:g}" if isinstance(strength, int | float) and strength else str(kind)
 
 
 def planned_of(config: Mapping[str, Any]) -> int | None:

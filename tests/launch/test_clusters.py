@@ -130,6 +130,18 @@ def test_rows_of_odd_jobs(bin: Path) -> None:
     ]
 
 
+def test_a_node_that_ends_a_job_has_its_gpus_all_the_same(bin: Path) -> None:
+    nodes = (
+        "n1 idle gpu:2 gpu:0",
+        "n2 comp gpu:2 gpu:1",
+        "n3 down gpu:2 gpu:0",
+        "n4 drain* gpu:2 gpu:0",
+        "n5 mix- gpu:2 gpu:2",
+    )
+    stand_in(bin, "sinfo", "cat <<'END'\n" + "\n".join(nodes) + "\nEND")
+    assert Cluster("a", ClusterSpec())._gpus([]) == (3, 6)
+
+
 def test_gpus_and_indices_as_slurm_writes_them() -> None:
     assert [_gres(text) for text in ("gpu:4", "gpu:a100:4(S:0-1)", "gpu:a:2,gpu:b:1,shard:8", "(null)", "gpu:0")] == [
         4, 4, 3, 0, 0

@@ -41,8 +41,9 @@ def test_two_nodes_meet_by_gloo(slurm: Slurm, tmp_path: Path) -> None:
         completed(slurm, folder, batch, i)
         assert result(folder, i).objective == 1 + 2 + 3 + 4
         assert log(folder, i).count("== attempt") == 1 and "rank 0 of 4" in log(folder, i)
-    wait(lambda: gone(slurm), 30, "end of the job")
-    assert "COMPLETED" in slurm.client("alpha", "sacct", "-nXo", "state", "-j", str(batch.job))
+    state = ("sacct", "-nXo", "state", "-j", str(batch.job))  # the books know of an end later than the queue
+    wait(lambda: "COMPLETED" in slurm.client("alpha", *state), 30, "the job's end in the books")
+    assert gone(slurm)
 
 
 def test_a_preempted_run_goes_on_where_it_was(slurm: Slurm, tmp_path: Path) -> None:

@@ -139,9 +139,12 @@ def test_a_stopped_job_goes_on_with_what_is_left(tmp_path: Path, packing: Packin
 
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", Packing)
-def test_real_runs_that_are_forked_equal_those_of_a_process_each(tmp_path: Path, packing: Packing) -> None:
+def test_real_runs_that_are_forked_equal_those_of_a_process_each(
+    tmp_path: Path, packing: Packing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from trimtab.config import compose
 
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # else each has its share of the cores, and sums in another order
     base = compose(["task=arithmetic", "policy=tiny", "rollout=transformers", "policy.warmup_accuracy=0.0"])
     program = "trimtab.experiment:run"
     both = sweep(tmp_path / "both", spec_of(program, packed(packing)), [1, 2], steps=2, base=base)

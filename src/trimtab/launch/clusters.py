@@ -42,6 +42,8 @@ NOT_ANSWERED = re.compile(
 )
 # Reasons for which a job waits that takes no part in the queue: the others start before it.
 NOT_IN_LINE = re.compile(r"JobHeld|BeginTime|Dependency|JobArrayTaskLimit|PartitionDown|PartitionInactive")
+# States of a node whose GPUs are there, free or not: a job's end (comp) and a plan for one (plnd) take none away.
+WITH_GPUS = ("idle", "mix", "alloc", "comp", "plnd")
 # Variables that change what the clients do; those of a job that submits belong to that job.
 FOREIGN = re.compile(r"^(SLURM|SBATCH|SQUEUE|SCANCEL|SINFO|SACCT|SRUN|SALLOC)_")
 
@@ -166,7 +168,7 @@ class Cluster:
         used = total = 0
         for line in set(self._run("sinfo", "-h", "-N", *partition, "-O", fields).splitlines()):
             node = line.split()
-            if len(node) == 4 and node[1].rstrip("*~#!%$@^-") in ("idle", "mix", "alloc"):
+            if len(node) == 4 and node[1].rstrip("*~#!%$@^-") in WITH_GPUS:
                 total += _gres(node[2])
                 used += _gres(node[3])
         return used, total

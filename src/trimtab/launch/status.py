@@ -25,6 +25,7 @@ from trimtab.launch.states import Books, Row, cause_of, job_state, run_state, st
 LOCAL = "local"
 GRACE = 60.0  # seconds after its submission in which a job is not missed
 PATIENCE = 2.0  # seconds before a job that seems lost is asked for once more
+WORDS = 160  # characters of a client's complaint; slurmdbd's alone fill a screen
 
 
 class Client(Protocol):
@@ -158,7 +159,8 @@ def _ask(name: str, cluster: Client | None, jobs: Sequence[str]) -> tuple[Listin
 
 
 def _first(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return line if len(line) <= WORDS else line[:WORDS] + " …"
 
 
 class Look:

@@ -275,6 +275,10 @@ def test_resume_submits_what_is_missing_or_failed_and_nothing_live(
     assert json.loads((folder.run(NAMES[1]) / "ended.json").read_text()) == {"1": "failed"}
     assert sweep("resume") == 0 and len(submitted) == 1
     assert "1 completed, 2 pending, 1 suspended" in capsys.readouterr().out
+    followed: list[Path] = []
+    monkeypatch.setattr(commands, "follow", lambda at, *rest, **options: followed.append(at.path))
+    assert sweep("resume", "--wait") == 0 and len(submitted) == 1
+    assert followed == [folder.path], "who lost the one that followed can follow again"
 
 
 def test_collect(folder: SweepFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -274,7 +274,9 @@ def run_resume(options: argparse.Namespace) -> int:
     chosen, said = by_hand(wanted, at.spec.launch.retries, options.all)
     for line in (*seen.remarks, *said):
         print(f"note: {line}", file=sys.stderr)
-    if not chosen or options.dry_run:
+    slurm = at.spec.launch.backend is Backend.slurm
+    followed = slurm and options.wait and any(run.state.live for run in seen.runs)
+    if options.dry_run or not (chosen or followed):
         done = {"resumed" if chosen else "nothing": [run.run.dir for run in chosen]}
         report(done, options.json, f"nothing of {at.folder.path} to submit: {counted(seen.runs)}")
         return 1 if seen.remarks else 0
@@ -289,13 +291,14 @@ def submit(at: Opened, chosen: Sequence[RunStatus], options: argparse.Namespace)
 
         carry_out(at.folder, [run.run for run in chosen], at.spec, say)
     else:
-        resubmit(at.folder, at.spec, chosen, submitter(), say)
+        if chosen:
+            resubmit(at.folder, at.spec, chosen, submitter(), say)
         if options.wait:
             screen = Screen(at.name, at.sweep.combinations, sys.stderr if options.json else None)
             follow(at.folder, at.spec, screen, at.clusters, say=say)
     seen = at.survey()
     show(at, seen, options.json)
-    names = {run.run.dir for run in chosen}
+    names = {run.run.dir for run in (seen.runs if options.wait else chosen)}
     return table.exit_code([run for run in seen.runs if run.run.dir in names])
 
 

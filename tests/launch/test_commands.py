@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
@@ -247,6 +248,13 @@ def test_logs_follow_to_the_end_of_the_run(
     assert sweep("logs", "aaaa", "-f") == 0
     writer.join()
     assert capsys.readouterr().out == "one\ntwo\nthree\n"
+
+
+def test_a_key_that_ends_a_command_ends_it_without_a_traceback() -> None:
+    def interrupted(options: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    assert commands.surviving(interrupted)(argparse.Namespace()) == 130
 
 
 # -- resume, collect -------------------------------------------------------------------------------------------------

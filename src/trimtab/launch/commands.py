@@ -25,6 +25,7 @@ from trimtab.launch.status import Submission, Survey, all_submissions, survey
 from trimtab.spec.launch import Backend, SweepSpec
 
 MULTIRUN = Path("multirun")
+INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 LONG_PATIENCE = 30.0  # seconds that a cluster is given to take a cancel
 HELP: Mapping[str, tuple[str, str]] = {
     "status": ("its runs: state, step, reward, why", """\
@@ -98,7 +99,7 @@ def add(below: Any) -> None:
 
 
 def surviving(call: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """The same command, quiet when its reader goes away (``… | head``)."""
+    """The same command, quiet when its reader goes away (``… | head``) and after Ctrl-C."""
 
     def called(options: argparse.Namespace) -> int:
         try:
@@ -108,6 +109,9 @@ def surviving(call: Callable[[argparse.Namespace], int]) -> Callable[[argparse.N
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else flushing at exit fails
             return 0
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            return INTERRUPTED
 
     return called
 

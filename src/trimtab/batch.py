@@ -46,6 +46,7 @@ class Sampling:
     """How an engine samples. ``seed`` fixes every request; ``temperature`` 0 is greedy.
 
     ``top_p`` below 1 is an injected mismatch: the trainer scores the whole vocabulary.
+    ``gap`` false leaves an injected mismatch out: an evaluation is of the policy, not of what was done to its sampler.
     ``step`` is the training step that the samples are for (1, 2, …); a replay engine looks its recording up by it.
     """
 
@@ -56,6 +57,7 @@ class Sampling:
     samples_per_prompt: int = 1
     step: int = 1
     top_p: float = 1.0
+    gap: bool = True
 
 
 @dataclass(frozen=True)

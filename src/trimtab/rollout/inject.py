@@ -80,6 +80,7 @@ class Injected:
     reports their renormalised log-probs. quantised_weights: ``quantised`` at each hand-over. stale: a hand-over is
     taken only when it is more than s versions newer than the weights in the engine, which a checkpoint keeps
     (``protocol.Stateful``). shift: a share s of the responses report ``shifted`` log-probs.
+    With ``Sampling.gap`` false the policy of the last hand-over samples, without the gap.
     ``score`` answers for the weights in the engine, without sampling's gaps (``moves_scores``).
     """
 
@@ -87,6 +88,7 @@ class Injected:
         self._engine, self._mismatch = engine, mismatch
         self._held: dict[str, Tensor] = {}  # stale: a copy of the weights in the engine
         self._version: int | None = None  # their version
+        self._offered: tuple[dict[str, Tensor], int] | None = None  # the last hand-over: the trainer's own tensors
 
     @property
     def mismatch(self) -> MismatchSpec:
@@ -95,6 +97,8 @@ class Injected:
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Sample]:
         """As the engine, with the gap; greedy sampling (temperature 0) knows neither temperature nor top-p."""
+        if not sampling.gap:
+            return self._without(prompts, sampling)
         samples = self._engine.generate(prompts, self._gapped(sampling))
         if self._mismatch.kind is not Mismatch.shift:
             return samples
@@ -107,10 +111,9 @@ class Injected:
     def load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Hand weights over, quantised or not at all where that is the gap."""
         match self._mismatch.kind:
-            case Mismatch.quantised_weights:
-                self._engine.load(quantised(weights, self._mismatch.strength), version)
-            case Mismatch.stale:
-                self._load_late(weights, version)
+            case Mismatch.quantised_weights | Mismatch.stale:
+                self._offered = dict(weights), version
+                self._take(*self._offered)
             case _:
                 self._engine.load(weights, version)
 
@@ -143,7 +146,7 @@ class Injected:
                 "with resume=no and another run_dir="
             )
         held = {name: tensor for name, tensor in state.items() if name != _HELD}
-        self._take(held, int(state[_HELD]))
+        self._hold(held, int(state[_HELD]))
 
     def _gapped(self, sampling: Sampling) -> Sampling:
         """How the engine is asked to sample instead."""
@@ -155,12 +158,28 @@ class Injected:
             case _:
                 return sampling
 
-    def _load_late(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        if self._version is not None and 0 <= version - self._version <= self._mismatch.strength:
-            return
-        self._take(dict(weights), version)
+    def _without(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Sample]:
+        """Samples of the policy itself: the gap's weights make room for those of the last hand-over."""
+        if self._offered is None:
+            return self._engine.generate(prompts, sampling)
+        weights, version = self._offered
+        if self._version == version:
+            return self._engine.generate(prompts, sampling)
+        self._engine.load(weights.items(), version)
+        samples = self._engine.generate(prompts, sampling)
+        if self._version is None:  # quantised
+            self._take(weights, version)
+        else:
+            self._engine.load(self._held.items(), self._version)
+        return samples
 
     def _take(self, weights: Mapping[str, Tensor], version: int) -> None:
+        if self._mismatch.kind is Mismatch.quantised_weights:
+            self._engine.load(quantised(weights.items(), self._mismatch.strength), version)
+        elif self._version is None or not 0 <= version - self._version <= self._mismatch.strength:
+            self._hold(weights, version)
+
+    def _hold(self, weights: Mapping[str, Tensor], version: int) -> None:
         self._engine.load(weights.items(), version)
         self._held = {name: tensor.detach().cpu().clone() for name, tensor in weights.items()}
         self._version = version
@@ -172,6 +191,10 @@ class InjectedStream(Injected):
     def __init__(self, engine: Streaming, mismatch: MismatchSpec) -> None:
         super().__init__(engine, mismatch)
         self._stream = engine
+
+    def _without(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Sample]:
+        """Other weights would reach the responses that are being written, so a gap in the weights stays."""
+        return self._engine.generate(prompts, sampling)
 
     def submit(self, key: int, prompt: Prompt, sampling: Sampling) -> None:
         """As the engine, with the gap."""

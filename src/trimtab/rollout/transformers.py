@@ -183,7 +183,8 @@ class TransformersEngine:
         cache, mask, logits = self._prefill(prompts, count)
         alive = list(range(len(rows)))
         for t in range(sampling.max_tokens):
-            logits = self._with_noise(logits, [rows[r].seed for r in alive], t)
+            if sampling.gap:
+                logits = self._with_noise(logits, [rows[r].seed for r in alive], t)
             token_B, logp_B = sample_step(
                 logits, uniform_BT[alive, t], sampling.temperature, self._spec.logprobs_mode, sampling.top_p
             )

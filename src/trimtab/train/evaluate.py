@@ -1,4 +1,4 @@
-"""Pass rates on the evaluation split: greedy and sampled."""
+"""Pass rates of the policy on the evaluation split, greedy and sampled, without the gap that a run injects."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Evaluator:
             stop_ids=self._stop_ids,
             seed=derive(self._spec.seed, "evaluation"),
             samples_per_prompt=samples,
+            gap=False,
         )
         done = rollout.generate(self._prompts, sampling)
         flat = [self._task.reward(s.prompt.problem, self._tokenizer.decode(s.ids)) for s in done]

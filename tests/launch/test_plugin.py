@@ -114,3 +114,41 @@ def test_optuna_searches_bounds(tmp_path: Path) -> None:
     assert len(results) == 6 and f"best_value: {max(results)}" in best
     again = call(tmp_path, *given, program="parabola")  # the seed is fixed: nothing is left to do
     assert again.returncode == 0 and "process" not in again.stdout and sweep(tmp_path) == folder
+
+
+METHODS = "method:{off:['algo=standard'],token:['algo=decoupled','level=token']}"
+
+
+def test_points_are_axes_of_several_overrides(tmp_path: Path) -> None:
+    gaps = "gap:{none:[],small:['mismatch=temperature','mismatch.strength=0.1']}"
+    done = call(tmp_path, "-m", f"hydra.sweeper.points={{{gaps},{METHODS}}}", "seed=1,2")
+    assert done.returncode == 0, done.stderr
+    assert "8 combinations, all distinct" in done.stdout
+    runs = json.loads((sweep(tmp_path) / "sweep.json").read_text())["runs"]
+    methods = [["algo=standard"], ["algo=decoupled", "level=token"]]
+    expected = [
+        [*gap, *method, f"seed={seed}"]
+        for seed in (1, 2)
+        for gap in ([], ["mismatch=temperature", "mismatch.strength=0.1"])
+        for method in methods
+    ]
+    assert [run["overrides"] for run in runs] == expected
+    fewer = call(tmp_path, "-m", f"hydra.sweeper.points={{{gaps},{METHODS}}}", "~hydra.sweeper.points.gap.none", "seed=1")
+    assert fewer.returncode == 0 and "2 combinations, all distinct" in fewer.stdout, fewer.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ((f"hydra.sweeper.points={{{METHODS}}}", "algo=bypass"), "algo=standard of hydra.sweeper.points.method.off"),
+        ((f"hydra.sweeper.points={{{METHODS},other:{{a:['level=token']}}}}",), "level=token of hydra.sweeper.points"),
+        (("hydra.sweeper.points={method:[algo]}",), "hydra.sweeper.points.method is refused; allowed: a name and a list"),
+        (("hydra.sweeper.points={method:{a:algo}}",), "hydra.sweeper.points.method is refused; allowed: a name and a list"),
+        ((f"hydra.sweeper.points={{{METHODS}}}", "hydra/launcher=basic"), "knows no hydra.sweeper.points"),
+        (("hydra.sweeper.points={m:{a:['algo=standart']}}",), "algo=standart is refused"),
+    ],
+)  # fmt: skip
+def test_points_that_cannot_be_are_refused(tmp_path: Path, given: tuple[str, ...], told: str) -> None:
+    done = call(tmp_path, "-m", *given)
+    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert not (tmp_path / "multirun").exists()

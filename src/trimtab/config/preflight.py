@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Sequence
+from itertools import product
+from typing import Any, Iterator, Mapping, Sequence
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -17,13 +18,49 @@ from trimtab.errors import ConfigError
 from trimtab.spec import RunSpec
 
 RESOURCES = "launch.resources"  # an optimising sweeper may choose it by run; what it cannot do, the plan says
+POINTS = "hydra.sweeper.points"
 ONE = ("launcher", "sweep", *OF_SWEEP)
 
 
-def combinations(params: dict[str, Any], overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of each run that Hydra's basic sweeper would start, in its order."""
+def combinations(
+    params: Mapping[str, Any], overrides: Sequence[str], points: Mapping[str, Any] | None = None
+) -> list[list[str]]:
+    """The overrides of each run that Hydra's basic sweeper would start, in its order; with ``points`` (axis -> name ->
+
+    overrides) each of those with every choice of a name from each axis. Raises ConfigError for points that are not such
+    lists, or that set what is set already.
+    """
     texts = [f"{key}={value}" for key, value in params.items()] + list(overrides)
-    return BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(texts), None)[0]
+    plain: list[list[str]] = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(texts), None)[0]
+    axes = [[(f"{axis}.{name}", given) for name, given in named.items()] for axis, named in _axes(points or {})]
+    return [[*_together(choice, one), *one] for one in plain for choice in product(*axes)]
+
+
+def _axes(points: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Sequence[str]]]]:
+    for axis, named in points.items():
+        lists = isinstance(named, Mapping) and all(isinstance(given, list) for given in named.values())
+        if not lists or not all(isinstance(text, str) for given in named.values() for text in given):
+            raise ConfigError(
+                f"{POINTS}.{axis} is refused; allowed: a name and a list of overrides for each point; for example "
+                f"{POINTS}.{axis}={{off: [algo=standard], on: [algo=decoupled, level=token]}}"
+            )
+        if named:
+            yield axis, named
+
+
+def _together(choice: Sequence[tuple[str, Sequence[str]]], others: Sequence[str]) -> list[str]:
+    """The overrides of the chosen points; each key may be set once."""
+    found = {_key(text): f"the override {text}" for text in others}
+    for name, given in choice:
+        for text in given:
+            key = _key(text)
+            if key in found:
+                raise ConfigError(
+                    f"{text} of {POINTS}.{name} and {found[key]} are both given; leave one out, a point with "
+                    f"~{POINTS}.{name}"
+                )
+            found[key] = f"{text} of {POINTS}.{name}"
+    return [text for _, given in choice for text in given]
 
 
 def misplaced(overrides: Sequence[str]) -> list[str]:

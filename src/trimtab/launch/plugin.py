@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from trimtab.config import to_sweep_spec
 from trimtab.config.many import compose_many
-from trimtab.config.preflight import combinations, composed, manifest, misplaced, of_run
+from trimtab.config.preflight import POINTS, combinations, composed, manifest, misplaced, of_run
 from trimtab.errors import ConfigError, Preempted, TrimtabError
 from trimtab.files import write_text
 from trimtab.launch.start import Order, Outcome, start, summary
@@ -42,11 +42,21 @@ class TrimtabSweeper(BasicSweeper):
 
     __module__ = "hydra_plugins.trimtab"  # Hydra takes plugins of that package only; src/hydra_plugins names them
 
+    def __init__(
+        self,
+        max_batch_size: int | None,
+        params: dict[str, str] | None = None,
+        points: Any = None,
+    ) -> None:
+        """``points``: axes whose values are named lists of overrides."""
+        super().__init__(max_batch_size=max_batch_size, params=params)
+        self._points: Any = OmegaConf.to_container(OmegaConf.create(points or {}))
+
     def sweep(self, arguments: list[str]) -> Any:
         """Check all, then start all."""
         assert self.config is not None
         try:
-            runs = combinations(dict(self.params or {}), arguments)
+            runs = combinations(dict(self.params or {}), arguments, self._points)
         except HydraException as error:
             raise ConfigError(f"{error}; sweep=optuna_bounds shows how such ranges are searched") from error
         faults = misplaced([*(f"{key}={value}" for key, value in (self.params or {}).items()), *arguments])
@@ -79,6 +89,8 @@ class TrimtabSweeper(BasicSweeper):
     def _by_another(self, arguments: list[str], specs: Sequence[RunSpec], runs: Sequence[Sequence[str]]) -> Any:
         """hydra/launcher=basic and the like: one run after the other in this process, folders by number."""
         assert self.config is not None
+        if self._points:
+            raise ConfigError(f"this launcher knows no {POINTS}; leave hydra/launcher out, or give launcher=local")
         if self.config.launch.backend is Backend.slurm:
             raise ConfigError("this launcher reaches no SLURM, its runs would start here; leave hydra/launcher out, or "
                               "give launcher=local")  # fmt: skip

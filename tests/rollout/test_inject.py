@@ -165,7 +165,6 @@ def test_stale_weights_are_the_trainers_of_some_versions_ago() -> None:
         policy = ToyPolicy(version)
         tables.append(policy.table.detach().numpy().copy())
         engine.load(policy.weights(), version)
-        engine.load(policy.weights(), version)  # a step without an update hands the same version over again
         (sample,) = engine.generate([prompt], sampling)
         (source,) = set(sample.versions)
         held.append(source)
@@ -176,19 +175,30 @@ def test_stale_weights_are_the_trainers_of_some_versions_ago() -> None:
     assert held == [0, 0, 0, 3, 3, 3, 6, 6]
 
 
+def test_a_sampler_is_not_stale_for_ever_because_nothing_was_trained() -> None:
+    toy = ToyRollout()
+    engine = around(toy, Mismatch.stale, 2)
+    taken = []
+    for version in (0, 1, 1, 1, 1):  # all later batches are rejected
+        engine.load(ToyPolicy(version).weights(), version)
+        taken.append(toy.version)
+    assert taken == [0, 0, 0, 1, 1]
+
+
 def test_what_is_held_back_survives_a_resume() -> None:
     engine = around(ToyRollout(), Mismatch.stale, 3)
     for version in range(3):
         engine.load(ToyPolicy(version).weights(), version)
     assert isinstance(engine, Stateful)
     state: Mapping[str, Tensor] = engine.state()
-    assert sorted(state) == ["table", "version"] and int(state["version"]) == 0
+    assert sorted(state) == ["left_out", "table", "version"]
+    assert (int(state["version"]), int(state["left_out"])) == (0, 2)
     assert torch.equal(state["table"], ToyPolicy(0).table)
     toy = ToyRollout()
     resumed = around(toy, Mismatch.stale, 3)
     assert isinstance(resumed, Stateful)
     resumed.load_state(state)
-    for version, source in ((2, 0), (3, 0), (4, 4)):
+    for version, source in ((2, 0), (3, 0), (4, 4)):  # 2 again: what a resumed run begins with is no new hand-over
         resumed.load(ToyPolicy(version).weights(), version)
         assert toy.version == source and np.array_equal(toy.table, ToyPolicy(source).table.detach().numpy())
     with pytest.raises(EngineError, match="resume=no"):

@@ -19,7 +19,7 @@ from trimtab.errors import EngineError
 from trimtab.protocol import Rollout, Streaming
 from trimtab.spec import KvCacheDtype, LogprobsMode, Mismatch, MismatchSpec, RolloutSpec
 
-_HELD = "version"  # key of the held weights' version in the saved state; no model has a weight of this name
+_HELD, _LEFT_OUT = "version", "left_out"  # keys of the saved state beside the held weights; no model has such weights
 
 
 def engine_spec(rollout: RolloutSpec, mismatch: MismatchSpec) -> RolloutSpec:
@@ -77,9 +77,9 @@ class Injected:
     """An engine (``protocol.Rollout``) with a gap on purpose; s is ``mismatch.strength``.
 
     temperature: samples and reports at T (1 + s). top_p: samples from the most probable tokens of mass 1 - s and
-    reports their renormalised log-probs. quantised_weights: ``quantised`` at each hand-over. stale: a hand-over is
-    taken only when it is more than s versions newer than the weights in the engine, which a checkpoint keeps
-    (``protocol.Stateful``). shift: a share s of the responses report ``shifted`` log-probs.
+    reports their renormalised log-probs. quantised_weights: ``quantised`` at each hand-over. stale: s hand-overs
+    are left out between two that are taken, whether or not the weights moved; a checkpoint keeps the weights in the
+    engine (``protocol.Stateful``). shift: a share s of the responses report ``shifted`` log-probs.
     With ``Sampling.gap`` false the policy of the last hand-over samples, without the gap.
     ``score`` answers for the weights in the engine, without sampling's gaps (``moves_scores``).
     """
@@ -88,6 +88,8 @@ class Injected:
         self._engine, self._mismatch = engine, mismatch
         self._held: dict[str, Tensor] = {}  # stale: a copy of the weights in the engine
         self._version: int | None = None  # their version
+        self._left_out = 0  # hand-overs since
+        self._resumed = False
         self._offered: tuple[dict[str, Tensor], int] | None = None  # the last hand-over: the trainer's own tensors
 
     @property
@@ -134,19 +136,19 @@ class Injected:
         """Stale weights and their version, which a resumed run can't make anew; empty for other gaps."""
         if self._version is None:
             return {}
-        return {**self._held, _HELD: torch.tensor(self._version)}
+        return {**self._held, _HELD: torch.tensor(self._version), _LEFT_OUT: torch.tensor(self._left_out)}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Put the weights of ``state`` into the engine."""
         if self._mismatch.kind is not Mismatch.stale:
             return
-        if _HELD not in state:
+        if _HELD not in state or _LEFT_OUT not in state:
             raise EngineError(
                 "the checkpoint lacks the engine's stale weights: it was written without mismatch=stale; start anew "
                 "with resume=no and another run_dir="
             )
-        held = {name: tensor for name, tensor in state.items() if name != _HELD}
-        self._hold(held, int(state[_HELD]))
+        self._hold({k: v for k, v in state.items() if k not in (_HELD, _LEFT_OUT)}, int(state[_HELD]))
+        self._left_out, self._resumed = int(state[_LEFT_OUT]), True
 
     def _gapped(self, sampling: Sampling) -> Sampling:
         """How the engine is asked to sample instead."""
@@ -176,13 +178,17 @@ class Injected:
     def _take(self, weights: Mapping[str, Tensor], version: int) -> None:
         if self._mismatch.kind is Mismatch.quantised_weights:
             self._engine.load(quantised(weights.items(), self._mismatch.strength), version)
-        elif self._version is None or not 0 <= version - self._version <= self._mismatch.strength:
+        elif self._resumed:  # the hand-over that the saved step ended with, again
+            self._resumed = False
+        elif self._version is None or self._left_out >= self._mismatch.strength:
             self._hold(weights, version)
+        else:
+            self._left_out += 1
 
     def _hold(self, weights: Mapping[str, Tensor], version: int) -> None:
         self._engine.load(weights.items(), version)
         self._held = {name: tensor.detach().cpu().clone() for name, tensor in weights.items()}
-        self._version = version
+        self._version, self._left_out = version, 0
 
 
 class InjectedStream(Injected):

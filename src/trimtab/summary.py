@@ -35,10 +35,13 @@ def mismatch_of(spec: RunSpec, steps: Sequence[dict[str, Any]]) -> dict[str, Any
     }
 
 
-def alarms_raised(rows: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
-    """Each kind of alarm that was raised, with its steps and the command that looks for its cause; first ones first."""
+def alarms_raised(rows: Sequence[dict[str, Any]], overrides: Sequence[str], weights: str = "") -> list[dict[str, Any]]:
+    """Each kind of alarm that was raised, with its steps and the command that looks for its cause; first ones first.
+
+    ``weights``: the run's folder, if it has a checkpoint for the command to look at.
+    """
     found = alarms_of(rows)
-    told = [{"kind": kind} | steps | {"run": advice(Kind(kind), overrides)} for kind, steps in found.items()]
+    told = [{"kind": kind} | steps | {"run": advice(Kind(kind), overrides, weights)} for kind, steps in found.items()]
     return sorted(told, key=lambda alarm: (alarm["first"], alarm["kind"]))
 
 
@@ -60,7 +63,7 @@ def summarise(folder: RunFolder, spec: RunSpec, seconds: float, overrides: Seque
         "all_rejected_steps": steps[-1].get("train/all_rejected_steps", 0) if steps else 0,
         "seconds": round(seconds, 1),
         "mismatch": mismatch_of(spec, steps),
-        "alarms": alarms_raised(steps, overrides),
+        "alarms": alarms_raised(steps, overrides, str(folder.path) if any(folder.checkpoints.glob("step_*")) else ""),
         "config_hash": config_hash(spec),
         "seed": spec.seed,
     }

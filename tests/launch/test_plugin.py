@@ -133,7 +133,9 @@ def test_points_are_axes_of_several_overrides(tmp_path: Path) -> None:
         for method in methods
     ]
     assert [run["overrides"] for run in runs] == expected
-    fewer = call(tmp_path, "-m", f"hydra.sweeper.points={{{gaps},{METHODS}}}", "~hydra.sweeper.points.gap.none", "seed=1")
+    fewer = call(
+        tmp_path, "-m", f"hydra.sweeper.points={{{gaps},{METHODS}}}", "~hydra.sweeper.points.gap.none", "seed=1"
+    )
     assert fewer.returncode == 0 and "2 combinations, all distinct" in fewer.stdout, fewer.stderr
 
 
@@ -142,8 +144,8 @@ def test_points_are_axes_of_several_overrides(tmp_path: Path) -> None:
     [
         ((f"hydra.sweeper.points={{{METHODS}}}", "algo=bypass"), "algo=standard of hydra.sweeper.points.method.off"),
         ((f"hydra.sweeper.points={{{METHODS},other:{{a:['level=token']}}}}",), "level=token of hydra.sweeper.points"),
-        (("hydra.sweeper.points={method:[algo]}",), "hydra.sweeper.points.method is refused; allowed: a name and a list"),
-        (("hydra.sweeper.points={method:{a:algo}}",), "hydra.sweeper.points.method is refused; allowed: a name and a list"),
+        (("hydra.sweeper.points={method:[algo]}",), "points.method is refused; allowed: a name and a list"),
+        (("hydra.sweeper.points={method:{a:algo}}",), "points.method is refused; allowed: a name and a list"),
         ((f"hydra.sweeper.points={{{METHODS}}}", "hydra/launcher=basic"), "knows no hydra.sweeper.points"),
         (("hydra.sweeper.points={m:{a:['algo=standart']}}",), "algo=standart is refused"),
     ],

@@ -1,4 +1,4 @@
-"""Evaluations are of the policy: ``Sampling.gap`` false leaves an injected mismatch out, and the next step has it again."""
+"""Evaluations are of the policy: ``Sampling.gap`` false leaves an injected mismatch out, for that call alone."""
 
 from __future__ import annotations
 

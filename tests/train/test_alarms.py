@@ -134,6 +134,7 @@ def test_the_command_has_the_runs_own_overrides_for_a_shell() -> None:
     given = ["algo=bypass", "run_dir=/x", "task.stop='a b'", "tracker.tags=[a]", "steps=3", "+launcher=x", "seed=1"]
     assert advice(Kind.kl, given) == "trimtab parity algo=bypass 'task.stop='\"'\"'a b'\"'\"'' seed=1"
     assert {advice(kind, ()) for kind in Kind} == {"trimtab parity", "trimtab probe"}
+    assert advice(Kind.kl, ["seed=1"], "runs/a b") == "trimtab parity seed=1 --weights 'runs/a b'"
 
 
 # -- saying it -------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from trimtab.config import compose
 from trimtab.config.rules import full_support
 from trimtab.errors import ConfigError
 from trimtab.lab.gap import Pairs
+from trimtab.lab.trained import trained
 from trimtab.policy import load as policies
 from trimtab.policy.model import CausalPolicy
 from trimtab.protocol import Rollout
@@ -157,10 +158,18 @@ class Bench:
 
 
 @contextmanager
-def opened(spec: RunSpec) -> Iterator[Bench]:
-    """A bench for ``spec``; its engine's memory is freed at the end, whichever it has by then."""
+def opened(spec: RunSpec, weights: Path | None = None) -> Iterator[Bench]:
+    """A bench for ``spec``; its engine's memory is freed at the end, whichever it has by then.
+
+    ``weights``: a run's folder, whose newest checkpoint both sides start from (``trained``).
+    """
     with setup_progress("warming up the tiny model", SafeConsole(highlight=False, stderr=True)) as progress:
         folder = policies.prepare(spec.policy, examples=warmup_examples(spec), progress=progress)
+    with trained(folder, spec.policy, weights) as place:
+        yield from _opened(spec, place)
+
+
+def _opened(spec: RunSpec, folder: Path) -> Iterator[Bench]:
     policy = policies.load(folder, spec.policy)
     bench = Bench(
         spec=spec,

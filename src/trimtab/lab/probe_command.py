@@ -18,6 +18,7 @@ in a run of the same overrides, the trainer scores the sampled tokens, and the t
   trimtab probe policy=hf policy.path=./my-model rollout.dtype=bfloat16 rollout.max_tokens=256
                 rollout.max_model_len=512 --prompts questions.txt --responses 32
   trimtab probe policy=smollm2 rollout.kv_cache_dtype=fp8 --json
+  trimtab probe rollout.dtype=bfloat16 --weights runs/mine       what that run has trained, from its newest checkpoint
 
 OVERRIDES are those of python -m run. What only concerns training has no effect here; a truncated support and raw
 log-probs, which a run refuses, are measured.
@@ -42,6 +43,7 @@ def add(commands: Any) -> None:
     command = commands.add_parser("probe", description=ABOUT, formatter_class=raw)
     command.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="as for python -m run: policy=, rollout.*=")
     add_prompts(command)
+    add_weights(command)
     command.add_argument("--out", type=Path, metavar="DIR", help="default: probe, with --json none")
     command.add_argument("--json", action="store_true", help="one line of JSON on standard output instead of the table")
     command.set_defaults(call=run)
@@ -53,6 +55,12 @@ def add_prompts(command: argparse.ArgumentParser) -> None:
                          ".jsonl file with task.prompt_key; default: task for policy=tiny, else builtin")  # fmt: skip
     command.add_argument("--responses", type=_count, metavar="N", help="at least so many in all, spread over the "
                          f"prompts; default: {RESPONSES}, of built-in questions one each")  # fmt: skip
+
+
+def add_weights(command: argparse.ArgumentParser) -> None:
+    """The option that says whose weights are looked at."""
+    command.add_argument("--weights", type=Path, metavar="RUN_DIR", help="start both sides from this run's newest "
+                         "checkpoint, or this checkpoint; default: from where runs begin")  # fmt: skip
 
 
 def _count(typed: str) -> int:
@@ -105,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
 
     aside = SafeConsole(highlight=False, stderr=True)
     source, responses = asked(options, default_source(spec))
-    with opened(spec) as bench:
+    with opened(spec, options.weights) as bench:
         probed = probe(bench, source, responses, lambda title: setup_progress(title, aside), options.overrides)
     plain = tables.document(probed)
     out = options.out if options.out is not None or options.json else Path("probe")

@@ -53,10 +53,11 @@ def tool(kind: Kind) -> str:
             return "parity"
 
 
-def advice(kind: Kind, overrides: Iterable[str]) -> str:
-    """The command line to run, with the run's own overrides, ready for a shell."""
+def advice(kind: Kind, overrides: Iterable[str], run_dir: str = "") -> str:
+    """The command line to run, with the run's own overrides and newest weights, ready for a shell."""
     kept = [given for given in overrides if given.lstrip("+~").split("=")[0].split(".")[0] not in _LEFT_OUT]
-    return shlex.join(["trimtab", tool(kind), *kept])
+    weights = ["--weights", run_dir] if run_dir else []
+    return shlex.join(["trimtab", tool(kind), *kept, *weights])
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,9 @@ class Alarms:
         self._said[kind] = step
         injected = self._spec.mismatch.kind
         meant = "" if injected is Mismatch.none else f" (mismatch={injected.value} makes a gap on purpose)"
-        log.warning("step %d: alarm %s: %s%s. Run: %s", step, kind.value, text, meant, advice(kind, self._overrides))
+        saved = 0 < self._spec.checkpoint.every < step
+        what = advice(kind, self._overrides, self._spec.run_dir if saved else "")
+        log.warning("step %d: alarm %s: %s%s. Run: %s", step, kind.value, text, meant, what)
 
     # -- the gap -----------------------------------------------------------------------------------------------------
 

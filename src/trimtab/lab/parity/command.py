@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trimtab.lab.probe_command import add_weights
+
 ABOUT = """\
 Finds why the rollout engine's log-probs differ from the trainer's, before any correction is switched on: a ladder of
 controlled comparisons. A plain reference (transformers, float32, one row at a time, float64 log-softmax) says which
@@ -51,6 +53,7 @@ def add(commands: Any) -> None:
         ("tokens", "longest response, at most rollout.max_tokens"),
     ):
         command.add_argument(f"--{name}", type=_count, metavar="N", help=f"{what}; default: by the model's size")
+    add_weights(command)
     command.add_argument("--out", type=Path, metavar="DIR", help="default: parity, with --json none")
     command.add_argument("--json", action="store_true", help="one line of JSON on standard output instead of the table")
     command.set_defaults(call=run)
@@ -77,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
     aside = SafeConsole(highlight=False, stderr=True)
     source = options.prompts if options.prompts is not None else default_source(spec)
-    with opened(spec) as bench:
+    with opened(spec, options.weights) as bench:
         engine = bench.engine.describe()
         effort = effort_of(bench, options.number, options.responses, options.tokens)
         with setup_progress("climbing", aside) as report:

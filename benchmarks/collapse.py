@@ -1,4 +1,4 @@
-"""The study of docs/study.md: eight methods at eleven gaps, five seeds; what they reach, and what collapses.
+"""The study of docs/study.md: eight methods at ten gaps, five seeds; what they reach, and what collapses.
 
     python benchmarks/collapse.py [--seeds 0,1,2,3,4] [--folder multirun/collapse] [--docs] [overrides]
 

@@ -65,6 +65,10 @@ SAME: list[tuple[list[str], list[str]]] = [
     ([], ["mismatch.kind=raw_logprobs"]),  # raw and processed agree at temperature 1
     (["mismatch.kind=dtype"], ["mismatch.kind=dtype", "mismatch.strength=2"]),
     ([], ["rollout.cache_reset=salt"]),
+    (
+        ["rollout.mode=async", "rollout.prefix_caching=true"],
+        ["rollout.mode=async", "rollout.prefix_caching=true", "rollout.cache_reset=salt"],
+    ),
     ([], ["rollout.max_lag=7", "rollout.too_old=correct", "rollout.inflight_cache=keep"]),
     ([], ["rollout.fp32_head=true"]),
     (IN_PROCESS, [*IN_PROCESS, "rollout.chunked_prefill=false", "rollout.kv_cache_dtype=fp8"]),

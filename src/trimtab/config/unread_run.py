@@ -8,6 +8,7 @@ from trimtab.config.stage import Stage, Unread, under
 from trimtab.spec import (
     Dtype,
     Engine,
+    InflightCache,
     KvCacheDtype,
     Match,
     Mismatch,
@@ -50,6 +51,9 @@ def _rollout(spec: RunSpec) -> list[Unread]:
         found.append(Unread(f"rollout={engine.name} is not vLLM", under("rollout", *VLLM)))
     if engine is not Engine.vllm or not spec.rollout.prefix_caching:
         found.append(Unread("rollout.prefix_caching=false keeps no prefixes", ("rollout.cache_reset",)))
+    if spec.rollout.mode is RolloutMode["async"] and spec.rollout.inflight_cache is InflightCache.clear:
+        why = "rollout.inflight_cache=clear empties the whole cache at each hand-over"
+        found.append(Unread(why, ("rollout.cache_reset",)))
     if spec.rollout.mode is not RolloutMode["async"]:
         why = f"rollout.mode={spec.rollout.mode.name} hands weights over between responses"
         found.append(Unread(why, under("rollout", "max_lag", "too_old", "inflight_cache")))

@@ -199,7 +199,7 @@ class InjectedStream(Injected):
         self._stream = engine
 
     def _without(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Sample]:
-        """Other weights would reach the responses that are being written, so a gap in the weights stays."""
+        """Other weights would reach the responses that are being written, so quantised ones stay."""
         return self._engine.generate(prompts, sampling)
 
     def submit(self, key: int, prompt: Prompt, sampling: Sampling) -> None:

@@ -72,7 +72,7 @@ class Cell:
     @property
     def collapsed(self) -> int:
         """Runs that collapsed."""
-        return sum(bool(collapse(run, METRIC, LAST)) or _sank(run) for run in self.runs)
+        return sum(bool(collapse(run, METRIC, LAST) or _sank(run)) for run in self.runs)
 
 
 def _fall(values: np.ndarray) -> float:
@@ -81,7 +81,7 @@ def _fall(values: np.ndarray) -> float:
 
 def _sank(run: Run) -> bool:
     end = tail_mean(run, METRIC, LAST)
-    return end is not None and end < evaluations(run)[1][0]
+    return end is not None and end < float(evaluations(run)[1][0])
 
 
 def evaluations(run: Run) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -31,8 +32,8 @@ from trimtab.train.loop import Parts
 def warmup_examples(spec: RunSpec) -> Callable[[random.Random], tuple[str, str]]:
     """Draws (prompt, answer) pairs for the tiny model's warm-up: of the run's task if it is arithmetic, else sums."""
     task = spec.task if spec.task.name is TaskName.arithmetic else TaskSpec()
-    pairs = ArithmeticTask(task).examples()
-    return lambda draw: draw.choice(pairs)
+    pairs = cache(ArithmeticTask(task).examples)  # when they are drawn from: other models need no warm-up
+    return lambda draw: draw.choice(pairs())
 
 
 def make_rollout(spec: RunSpec, folder: Path, device: torch.device) -> Rollout:

@@ -214,6 +214,52 @@ def _swapped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TransformersEngine, "load", load)
 
 
+def forward(change: Callable[[Any, Tensor, Tensor], tuple[Tensor, Callable[[], object]]]) -> Plant:
+    """Change the engine's forward pass: ``change(engine, ids, positions)`` gives positions, and what undoes it."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        true = TransformersEngine._forward
+
+        def fed(self: TransformersEngine, ids: Tensor, mask: Tensor, position: Tensor, cache: Any) -> Tensor:
+            position, undo = change(self, ids, position)
+            out = true(self, ids, mask, position, cache)
+            undo()
+            return out
+
+        patch.setattr(TransformersEngine, "_forward", fed)
+
+    return plant
+
+
+def _a_position_more(_: Any, ids: Tensor, position: Tensor) -> tuple[Tensor, Callable[[], object]]:
+    return position + int(ids.shape[1] == 1), lambda: None
+
+
+def _norm_scaled(engine: Any, _: Tensor, position: Tensor) -> tuple[Tensor, Callable[[], object]]:
+    norm = engine._live().model.layers[1].input_layernorm.weight
+    own = norm.clone()
+    norm.mul_(1.01)
+    return position, lambda: norm.copy_(own)
+
+
+def _exchanged(samples: list[Sample], _: Sampling) -> list[Sample]:
+    """Two responses of one length carry each other's log-probs."""
+    for i, one in enumerate(samples):
+        for j, two in enumerate(samples[:i]):
+            if len(one.ids) == len(two.ids) and one.ids != two.ids:
+                made = {i: replace(one, logps=two.logps), j: replace(two, logps=one.logps)}
+                return [made.get(k, sample) for k, sample in enumerate(samples)]
+    return samples
+
+
+def _heads_exchanged(name: str, tensor: Tensor) -> Tensor:
+    """The first two heads' queries of one layer, exchanged."""
+    if not name.endswith("layers.1.self_attn.q_proj.weight"):
+        return tensor
+    width = 32
+    return torch.cat([tensor[width : 2 * width], tensor[:width], tensor[2 * width :]])
+
+
 COLD = ("rollout.temperature=0.7",)
 SEMANTIC: dict[str, tuple[Plant, tuple[str, ...], str]] = {
     "raw log-probs": (step(raw), COLD, "raw_logprobs"),
@@ -240,6 +286,15 @@ SEMANTIC: dict[str, tuple[Plant, tuple[str, ...], str]] = {
     "one seed a prompt": (_shared, (), "shared_seed"),
     "seed ignored": (_ignored, (), "seed_ignored"),
     "prompt cut": (_other_prompt, (), "prompt_cut"),
+    "positions of the response off by one": (forward(_a_position_more), (), "positions"),
+    "positions doubled": (forward(lambda e, ids, at: (2 * at, lambda: None)), (), "rope_scaling"),
+    "a norm scaled by 1.01": (forward(_norm_scaled), (), "scaled_tensor"),
+    "soft cap": (logits(lambda x, at: 4 * torch.tanh(x / 4)), (), "softcap"),
+    "end token favoured": (
+        logits(lambda x, at: x.index_add(1, torch.tensor([2]), x.new_ones(len(x), 1))), (), "logit_bias"),
+    "two responses' log-probs exchanged": (answers(_exchanged), (), "other_response"),
+    "dropout in the trainer": (
+        scored(lambda s: Scores(s.logp_N + 0.1 * torch.randn_like(s.logp_N), s.entropy_N)), (), "dropout"),
     "trainer shifted": (scored(lambda s: Scores(s.logp_N.roll(1), s.entropy_N)), (), "shift"),
     "trainer in bfloat16": (scored(lambda s: Scores(s.logp_N.bfloat16().float(), s.entropy_N)), (), "rounded_values"),
 }  # fmt: skip
@@ -256,5 +311,6 @@ WEIGHTS: dict[str, tuple[Plant, str, str]] = {
     "bfloat16 on the way": (handed(lambda n, w: w.bfloat16().float()), "weights_dtype", "bfloat16"),
     "transposed": (handed(lambda n, w: w.t() if "o_proj" in n else w), "transposed", "o_proj"),
     "swapped": (_swapped, "swapped", "gate_proj"),
+    "two heads exchanged": (handed(_heads_exchanged), "weights_changed", "layers.1.self_attn.o_proj"),
     "the trainer's old copy": (_stale_copy, "stale", "version 0"),
 }  # fmt: skip

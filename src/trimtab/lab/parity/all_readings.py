@@ -14,7 +14,7 @@ from trimtab.lab.parity.supports import of_ends, of_penalties, of_support
 def readings(truth: Truth, told_N: Tensor) -> Iterator[Guess]:
     """Every reading worth a try, plain ones first."""
     yield from of_temperature(truth)
-    yield from of_place(truth)
+    yield from of_place(truth, told_N)
     yield from of_value()
     yield from of_rounding()
     yield from of_support(truth, told_N)

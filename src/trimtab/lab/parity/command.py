@@ -25,7 +25,7 @@ diagnosed. Nothing is trained, no file of a run is touched.
 
   semantics        raw or processed log-probs, temperature, support, penalties, end tokens, shifts, prompts' ids
   inference path   batches and their order, prefix caching, chunked prefill, scheduling, graphs, KV-cache dtype
-  weights          three made-up updates, each handed over and verified by scoring; what was left behind is named
+  weights          made-up updates, each handed over and verified by scoring; what was left behind is named
   numerics         dtypes, fp32 heads, attention, log-softmax
 
 Verdicts: equal within noise; rounding (what the dtypes explain); differs by x +- y; not in use; not testable here, and

@@ -28,6 +28,7 @@ def effort_of(bench: Bench, prompts: int | None, group: int | None, tokens: int 
         prompts=prompts or (12 if large else 32),
         group=group or (4 if large else 8),
         tokens=min(tokens or (12 if large else 16), most),
+        versions=2 if large else 3,
     )
 
 

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from trimtab.batch import Sample
 from trimtab.errors import TrimtabError
-from trimtab.lab.parity.explain import difference
+from trimtab.lab.parity.contexts import contexts
+from trimtab.lab.parity.explain import difference, explain
 from trimtab.lab.parity.model import Cause, Rung, Section, Size, Verdict, measured, size_of
+from trimtab.lab.parity.readings import slowly
 from trimtab.lab.parity.state import Lab
 from trimtab.spec import KvCacheDtype, RolloutSpec
 
@@ -33,7 +35,17 @@ def climb(lab: Lab) -> None:
     quantisation(lab, running)
 
 
-def _rung(lab: Lab, name: str, compared: str, left: Tensor, right: Tensor, row_N: Tensor, mend: str, what: str) -> Rung:
+def _rung(
+    lab: Lab,
+    name: str,
+    compared: str,
+    left: Tensor,
+    right: Tensor,
+    row_N: Tensor,
+    mend: str,
+    what: str,
+    follows: bool = False,
+) -> Rung:
     """Two answers of the engine to one question; in a coarse dtype they may differ by its rounding."""
     size = size_of(difference(left, right), row_N)
     bound = lab.engine_bound
@@ -43,7 +55,8 @@ def _rung(lab: Lab, name: str, compared: str, left: Tensor, right: Tensor, row_N
         verdict = Verdict.equal if size.within(lab.fine) else Verdict.rounding
         return lab.add(measured(PATH, name, compared, verdict, size, bound))
     cause = Cause("path", f"{what} ({size.mean_abs:.3g} ± {size.error:.2g} nats)", mend, "engine")
-    return lab.add(measured(PATH, name, compared, Verdict.differs, size, bound, cause, lab.noisy is not None))
+    follows = follows or lab.noisy is not None
+    return lab.add(measured(PATH, name, compared, Verdict.differs, size, bound, cause, follows))
 
 
 def alike(left: Sequence[Sample], right: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -62,15 +75,16 @@ def alike(left: Sequence[Sample], right: Sequence[Sample]) -> tuple[Tensor, Tens
 def batches(lab: Lab) -> None:
     """A prompt alone, and in the batch: its responses keep their seeds, so their tokens are the same."""
     group = lab.effort.group
-    compared = "the first prompts' responses when sampled alone, and within the batch"
+    compared = "the first prompts' responses when sampled alone, and in a batch with short and long ones"
     name = "batch size"
     try:
         alone = lab.bench.engine.generate(lab.shorts[:2], lab.sampling())
-        whole = lab.bench.engine.generate(lab.shorts, lab.sampling())[: 2 * group]
+        mixed = [*lab.shorts[:2], *lab.longs[:1], *lab.shorts[3:]]  # padding, where an engine pads
+        whole = lab.bench.engine.generate(mixed, lab.sampling())[: 3 * group]
     except TrimtabError as error:
         lab.refused(PATH, name, compared, error)
         return
-    left, right, row, other = alike(alone, whole)
+    left, right, row, other = alike(alone, whole[: 2 * group])
     rung = _rung(
         lab,
         name,
@@ -81,19 +95,27 @@ def batches(lab: Lab) -> None:
         "mask padding and keep rows apart in the engine's batches",
         "log-probs depend on what else is in the batch",
     )
-    if other and not lab.engine_bound.coarse and not rung.fault:
-        far = other / len(alone)
+    if other and not lab.engine_bound.coarse and not rung.fault and other > 0.25 * len(alone):
         cause = Cause(
             "path",
             f"{other} of {len(alone)} responses differ when their prompt is sampled alone",
-            "a seed for each request, by prompt and response",
+            "a seed for each request, by prompt and response; padding masked, and not counted in the positions",
             "engine",
         )
-        if far > 0.25:
-            lab.rungs[-1] = replace(rung, verdict=Verdict.differs, cause=cause)
-            return
-    if other:
+        rung = lab.rungs[-1] = replace(rung, verdict=Verdict.differs, cause=cause)
+    if rung.fault and not rung.follows:
+        _padded(lab, rung, whole)
+    elif other:
         lab.rungs[-1] = replace(rung, note=f"{other} of {len(alone)} responses take another token somewhere")
+
+
+def _padded(lab: Lab, rung: Rung, samples: Sequence[Sample]) -> None:
+    """Name what the batch does to a row, if another prompt or other positions account for it."""
+    truth = lab.sees(samples)
+    tried = slowly(contexts(lab.reference, truth))
+    found = explain(truth, truth.reported(), lab.expected(truth), tried, lab.engine_bound)
+    if found is not None:
+        lab.rungs[-1] = replace(rung, cause=found.cause("engine"))
 
 
 def scoring(lab: Lab) -> None:
@@ -135,6 +157,7 @@ def scoring(lab: Lab) -> None:
             row_N,
             "the engine's prompt log-probs: T=1, aligned, whole vocabulary",
             "the engine's scores of given rows are off",
+            follows=lab.engine_off and lab.reading is not None and lab.reading.slow,
         )
 
 
@@ -249,6 +272,9 @@ def graph(lab: Lab, running: dict[str, Any]) -> None:
 def kv_dtype(lab: Lab, running: dict[str, Any]) -> None:
     name, compared = "KV-cache dtype", "the engine with this KV cache, and with one in the weights' dtype"
     kind = str(running.get("kv_cache_dtype", "auto"))
+    if kind.startswith("fp8") and not lab.engine_off and lab.bench.spec.rollout.kv_cache_dtype is not KvCacheDtype.auto:
+        _asked_for(lab, name, compared)
+        return
     if kind.startswith("fp8"):
         in_force(lab, name, compared, {"kv_cache_dtype": KvCacheDtype.auto})
         return
@@ -267,16 +293,8 @@ def quantisation(lab: Lab, running: dict[str, Any]) -> None:
     )
 
 
-def in_force(lab: Lab, name: str, compared: str, plain: dict[str, Any]) -> None:
-    """An option in force: equal if the engine agrees with the reference; if not, another engine without it decides."""
-    key = next(iter(plain))
-    if not lab.engine_off or lab.reading is not None:
-        size = long_rows(lab) if lab.longs else lab.engine_size
-        verdict = Verdict.rounding if lab.engine_bound.coarse else Verdict.equal
-        note = f"rollout.{key} is in force, and the engine agrees with the reference"
-        lab.add(measured(PATH, name, compared, verdict, size, lab.engine_bound, note=note))
-        return
-    with_it = lab.engine_size
+def _without(lab: Lab, plain: dict[str, Any]) -> Size:
+    """How far another engine, with ``plain`` options and without an injected gap, is from the reference."""
     kept, told = lab.bench.spec, lab.bench.spec.mismatch
     options: RolloutSpec = replace(kept.rollout, **plain)
     lab.bench.restart(options, replace(told, kind=type(told.kind).none))
@@ -286,7 +304,31 @@ def in_force(lab: Lab, name: str, compared: str, plain: dict[str, Any]) -> None:
         lab.bench.restart(kept.rollout, kept.mismatch)
     lab.bench.version = 0
     truth = lab.sees(samples)
-    size = size_of(difference(truth.reported(), truth.logp_N), truth.row_N)
+    return size_of(difference(truth.reported(), truth.logp_N), truth.row_N)
+
+
+def _asked_for(lab: Lab, name: str, compared: str) -> None:
+    """8-bit keys and values that were asked for: their cost is rounding, if it is gone without them."""
+    with_it, size = lab.engine_size, _without(lab, {"kv_cache_dtype": KvCacheDtype.auto})
+    note = f"8 bits, as asked for; without them the gap is {size.mean_abs:.2g} nats (rollout.kv_cache_dtype=auto)"
+    if size.within(lab.bound_of(lab.bench.spec.rollout.dtype)):
+        lab.add(measured(PATH, name, compared, Verdict.rounding, with_it, lab.engine_bound, note=note))
+        return
+    text = f"the gap of {with_it.mean_abs:.2g} nats is not that of 8-bit keys and values: {size.mean_abs:.2g} stay"
+    cause = Cause("unexplained", text, "the engine's computation of log-probs; nothing tried explains it", "engine")
+    lab.add(measured(PATH, name, compared, Verdict.differs, with_it, lab.engine_bound, cause))
+
+
+def in_force(lab: Lab, name: str, compared: str, plain: dict[str, Any]) -> None:
+    """An option in force: equal if the engine agrees with the reference; if not, another engine without it decides."""
+    key = next(iter(plain))
+    if not lab.engine_off or lab.reading is not None:
+        size = long_rows(lab) if lab.longs else lab.engine_size
+        verdict = Verdict.rounding if lab.engine_bound.coarse else Verdict.equal
+        note = f"rollout.{key} is in force, and the engine agrees with the reference"
+        lab.add(measured(PATH, name, compared, verdict, size, lab.engine_bound, note=note))
+        return
+    with_it, size = lab.engine_size, _without(lab, plain)
     if size.within(lab.engine_bound):
         value = next(iter(plain.values()))
         shown = str(value).lower() if isinstance(value, bool) else value.value

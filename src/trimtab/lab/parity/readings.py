@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from trimtab.lab.parity.reference import Truth
 
 Predict = Callable[[Truth], Tensor]
 LOOK = "the engine's sampler, and what it reports log-probs of"
+BETWEEN_ROWS = ("other_prompt",)
 FITTED_ON = 256
 """Tokens that a free number is fitted on."""
 
@@ -21,7 +22,8 @@ FITTED_ON = 256
 class Guess:
     """A reading that predicts [N] log-probs of any ``Truth`` (NaN: nothing is predicted there).
 
-    ``free``: numbers in it were fitted to the data.
+    ``free``: numbers in it were fitted to the data. ``slow``: it asks the reference, row by row, so that a few rows
+    may rule it out first.
     """
 
     name: str
@@ -29,6 +31,12 @@ class Guess:
     mend: str
     predict: Predict
     free: bool = False
+    slow: bool = False
+
+
+def slowly(guesses: Iterable[Guess]) -> Iterator[Guess]:
+    """The guesses, marked as slow; those that compare rows with each other stay as they are."""
+    return (replace(guess, slow=guess.name not in BETWEEN_ROWS) for guess in guesses)
 
 
 # -- temperature ------------------------------------------------------------------------------------------------------
@@ -85,10 +93,25 @@ def far(predicted_N: Tensor, told_N: Tensor) -> float:
     return float(gap.clamp(max=1.0).mean()) if len(gap) else math.inf
 
 
+def _off_most(truth: Truth, told_N: Tensor) -> list[int]:
+    """Rows to fit a number on, FITTED_ON tokens: the first ones, or where few rows are off those alone."""
+    gap_N = (told_N - truth.logp_N).abs().nan_to_num(0.0)
+    largest = [float(gap.max()) if len(gap) else 0.0 for gap in truth.rows(gap_N)]
+    off = [row for row, gap in enumerate(largest) if gap >= 1e-3 * max(largest)]
+    chosen = list[int]()
+    tokens = 0
+    for row in off:
+        if chosen and tokens + truth.length_B[row] > FITTED_ON:
+            break
+        chosen.append(row)
+        tokens += truth.length_B[row]
+    return chosen
+
+
 def of_numbers(truth: Truth, told_N: Tensor) -> Iterator[Guess]:
     """Readings with a number fitted to the data."""
-    small = truth.few(max(1, int((torch.tensor(truth.length_B).cumsum(0) <= FITTED_ON).sum())))
-    told = told_N[: len(small.token_N)]
+    rows = _off_most(truth, told_N)
+    small, told = truth.pick(rows), told_N[truth.tokens_of(rows)]
     heat = truth.temperature or 1.0
     found = fitted(lambda t: far(scaled(t)(small), told), 0.05, 20.0)
     yield Guess(
@@ -98,8 +121,16 @@ def of_numbers(truth: Truth, told_N: Tensor) -> Iterator[Guess]:
         scaled(found),
         True,
     )
-    kept = told.isfinite() & truth.logp_N[: len(told)].isfinite()
-    x, y = truth.logp_N[: len(told)][kept], told[kept]
+    cap = fitted(lambda c: far(capped(c)(small), told), 1.0, 200.0)
+    yield Guess(
+        "softcap",
+        f"logits are capped: {cap:.3g} tanh(logit / {cap:.3g}), which the model's configuration does not ask for",
+        "final_logit_softcapping: as the model's configuration says, on both sides",
+        capped(cap),
+        True,
+    )
+    kept = told.isfinite() & small.logp_N.isfinite()
+    x, y = small.logp_N[kept], told[kept]
     if len(x) >= 3 and float(x.square().sum()) > 0:
         factor = float((x * y).sum() / x.square().sum())
         base = next(
@@ -130,6 +161,16 @@ def of_numbers(truth: Truth, told_N: Tensor) -> Iterator[Guess]:
             True,
         )
         yield from _clipped(y)
+
+
+def capped(cap: float) -> Predict:
+    """Log-probs of logits that are capped softly."""
+
+    def predict(t: Truth) -> Tensor:
+        logits = cap * torch.tanh(t.logits_NV.double() / cap)
+        return t.own(torch.log_softmax(logits / (t.temperature or 1.0), -1))
+
+    return predict
 
 
 def _clipped(y: Tensor) -> Iterator[Guess]:
@@ -196,7 +237,22 @@ def _neighbour(by: int) -> Predict:
     return predict
 
 
-def of_place(truth: Truth) -> Iterator[Guess]:
+def _owner(told_N: Tensor) -> Predict:
+    """The log-probs of whichever response of the batch comes closest to what is told of a row."""
+
+    def predict(truth: Truth) -> Tensor:
+        if len(told_N) != len(truth.logp_N):
+            return truth.logp_N
+        rows, made = truth.rows(truth.logp_N), []
+        for told, row in zip(truth.rows(told_N), rows, strict=True):
+            fits = [other[: len(row)] for other in rows if len(other) >= len(row) > 0]
+            made.append(min(fits, key=lambda other: float((told - other).abs().sum()), default=row))
+        return torch.cat(made)
+
+    return predict
+
+
+def of_place(truth: Truth, told_N: Tensor) -> Iterator[Guess]:
     mend = "align log-probs and tokens (mismatch=none): entry i must be of response token i"
     for by in (1, -1, 2, -2):
         whose = "next" if by > 0 else "previous"
@@ -222,13 +278,10 @@ def of_place(truth: Truth) -> Iterator[Guess]:
         per_row(lambda row: row / max(len(row), 1)),
     )
     if len(truth.samples) > 1:
+        text, mend = "log-probs belong to another response of the batch", "keep requests and answers in one order"
         for by in (1, -1):
-            yield Guess(
-                "other_response",
-                "log-probs belong to another response of the batch",
-                "keep requests and answers in one order",
-                _neighbour(by),
-            )
+            yield Guess("other_response", text, mend, _neighbour(by))
+        yield Guess("other_response", text, mend, _owner(told_N), True)
 
 
 def of_value() -> Iterator[Guess]:

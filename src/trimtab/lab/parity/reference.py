@@ -132,8 +132,22 @@ class Reference:
     @torch.no_grad()
     def logits(self, ids: Sequence[int], places: Sequence[int] | None = None) -> Tensor:
         """[L, V] float32: after each of the row's tokens, the logits of the next; ``places``: other positions."""
-        at = None if places is None else torch.tensor([list(places)])
-        out: Tensor = self.model(input_ids=torch.tensor([list(ids)]), position_ids=at, use_cache=False).logits[0]
+        row = torch.tensor([list(ids)])
+        if places is None:
+            out: Tensor = self.model(input_ids=row, use_cache=False).logits[0]
+        else:  # with a mask: without one, positions that jump would pass for rows packed one after the other
+            at, mask = torch.tensor([list(places)]), torch.ones_like(row)
+            out = self.model(input_ids=row, position_ids=at, attention_mask=mask, use_cache=False).logits[0]
+        return out.float()
+
+    @torch.no_grad()
+    def windowed(self, ids: Sequence[int], size: int) -> Tensor:
+        """As ``logits``, each token attending to the last ``size`` alone, itself among them."""
+        number = torch.arange(len(ids))
+        back = number[:, None] - number[None, :]
+        least = torch.finfo(self.model.dtype).min
+        mask = torch.where((back >= 0) & (back < size), 0.0, least).to(self.model.dtype)[None, None]
+        out: Tensor = self.model(input_ids=torch.tensor([list(ids)]), attention_mask=mask, use_cache=False).logits[0]
         return out.float()
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ from trimtab.lab.parity.explain import difference
 from trimtab.lab.parity.model import Cause, Rung, Section, Verdict, size_of
 from trimtab.lab.parity.reference import Truth, fresh_tokenizer
 from trimtab.lab.parity.state import Lab
-from trimtab.spec import LogprobsMode
+from trimtab.spec import KvCacheDtype, LogprobsMode
 
 SEMANTICS = Section.semantics
 
@@ -20,11 +20,11 @@ def climb(lab: Lab) -> None:
     """All rungs of this part; a failure of the engine to answer ends it."""
     settings(lab)
     tokenisation(lab)
-    if not _sample(lab):
+    if not sampled(lab):
         return
     reported(lab)
     trainers.climb(lab)
-    another_temperature(lab)
+    other_temperatures(lab)
     greedy(lab)
     trainers.mean_ratio(lab)
 
@@ -129,7 +129,7 @@ def tokenisation(lab: Lab) -> None:
 # -- the engine's figures ---------------------------------------------------------------------------------------------
 
 
-def _sample(lab: Lab) -> bool:
+def sampled(lab: Lab) -> bool:
     """Sample the prompts; False when the engine gives no answer that could be looked at."""
     compared = "the form of each response: end token and its log-prob, finish reason, lengths, versions"
     bench = lab.bench
@@ -198,6 +198,10 @@ def reported(lab: Lab) -> None:
         other="the same tokens in the trainer: see below",
         known=known,
     )
+    if known is not None and rung.cause is known and lab.bench.spec.rollout.kv_cache_dtype is not KvCacheDtype.auto:
+        note = "8-bit keys and values, as asked for: see the rung on the KV cache's dtype"
+        rung = lab.rungs[-1] = replace(rung, verdict=Verdict.rounding, cause=None, bound=None, note=note)
+        lab.engine_bound = lab.coarse(size_of(difference(told, truth.logp_N), truth.row_N))
     if found is not None:
         lab.reading = found.guess if not found.where else None
         if found.guess.name == "raw_logprobs" and _sampled_cold(truth):
@@ -206,25 +210,28 @@ def reported(lab: Lab) -> None:
             )
             cause = Cause("temperature_ignored", text, "hand rollout.temperature to the engine's sampler", "engine")
             lab.rungs[-1] = rung = replace(rung, cause=cause)
-    if rung.cause is not None and rung.cause.name in ("noise", "dtype", "kv_cache_dtype", *CONTEXT):
+    elsewhere = found is not None and found.guess.slow  # other weights or positions: tokens follow them, not ours
+    if rung.cause is not None and (elsewhere or rung.cause.name in ("noise", "dtype", "kv_cache_dtype", *CONTEXT)):
         lab.noisy = rung.cause
     lab.engine_off = rung.fault
     lab.engine_size = size_of(difference(told, truth.logp_N), truth.row_N)
     tests = (
+        ("support", sampler.support),  # a cut makes responses alike
+        ("responses are independent", sampler.start),  # the tests that follow take them to be
         ("sampled tokens follow the distribution", sampler.distribution),
-        ("support", sampler.support),
         ("end tokens as often as predicted", sampler.ends),
-        ("responses are independent", sampler.start),
     )
+    named = False
     for name, test in tests:
-        sampler.rung(
+        tested = sampler.rung(
             lab,
             name,
             f"{len(told)} sampled tokens, and the reference's distribution at T={lab.heat:g}",
             test(truth),
             len(told),
-            follows=lab.noisy is not None or (found is not None and found.guess.name in SHAPES),
+            follows=named or lab.noisy is not None or (found is not None and found.guess.name in SHAPES),
         )
+        named = named or (tested.fault and test in (sampler.support, sampler.start))
     _seeds(lab, truth)
 
 
@@ -234,9 +241,10 @@ def _sampled_cold(truth: Truth) -> bool:
     return abs(found - truth.temperature) > 4 * error > abs(found - 1)
 
 
+HOT = 2.0
 SHAPES = (
     "top_p", "top_k", "min_p", "end_masked", "token_masked", "repetition_penalty", "presence_penalty",
-    "frequency_penalty",
+    "frequency_penalty", "softcap", "logit_bias",
 )  # fmt: skip
 """Readings that say what is sampled from, too."""
 CONTEXT = ("positions", "unexplained", "double_bos", "bos_dropped", "padding_seen", "prompt_cut", "other_prompt")
@@ -258,13 +266,20 @@ def _seeds(lab: Lab, truth: Truth) -> None:
     )
 
 
-def another_temperature(lab: Lab) -> None:
-    """At a temperature at which raw and processed log-probs differ."""
-    heat = 0.7 if lab.heat in (0.0, 1.0) else 1.0
+def other_temperatures(lab: Lab) -> None:
+    """Where raw and processed log-probs differ; and where unlikely tokens come, so that a cut or a bias shows."""
+    another_temperature(lab, 0.7 if lab.heat in (0.0, 1.0) else 1.0, seed=2)
+    another_temperature(lab, HOT, seed=8)
+
+
+def another_temperature(lab: Lab, heat: float, seed: int) -> None:
+    """The engine's report, and what its tokens follow, at this temperature."""
     compared = f"the engine's report at T={heat:g}, and the reference"
     name = f"log-probs at T={heat:g}"
     try:
-        samples = lab.bench.engine.generate(lab.shorts, lab.sampling(heat, group=max(2, lab.effort.group // 2), seed=2))
+        samples = lab.bench.engine.generate(
+            lab.shorts, lab.sampling(heat, group=max(2, lab.effort.group // 2), seed=seed)
+        )
     except TrimtabError as error:
         lab.refused(SEMANTICS, name, compared, error)
         return
@@ -282,14 +297,19 @@ def another_temperature(lab: Lab) -> None:
         expected,
         "engine",
         bound,
-        search=not lab.engine_off,
+        search=not lab.engine_off and not any(r.fault and r.name.startswith("log-probs at T=") for r in lab.rungs),
     )
     if found is not None and lab.heat == 1.0:
         lab.rungs[-1] = replace(
             rung, note="this run samples at T=1, where the figures agree; it bites at other temperatures"
         )
-    bad = lab.engine_off
-    for what, test in (("sampled tokens follow the distribution", sampler.distribution), ("support", sampler.support)):
+    bad = lab.engine_off or any(r.fault and r.name.startswith("log-probs at T=") for r in lab.rungs)
+    tests = (
+        ("sampled tokens follow the distribution", sampler.distribution),
+        ("support", sampler.support),
+        ("end tokens as often as predicted", sampler.ends),
+    )
+    for what, test in tests:
         sampler.rung(
             lab,
             f"{what} (T={heat:g})",

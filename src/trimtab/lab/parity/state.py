@@ -17,6 +17,7 @@ from trimtab.lab.parity.contexts import contexts
 from trimtab.lab.parity.explain import (
     Explanation,
     difference,
+    distinct,
     explain,
     hidden,
     noise_like,
@@ -24,12 +25,14 @@ from trimtab.lab.parity.explain import (
     tolerance,
     unexplained,
 )
+from trimtab.lab.parity.forwards import forwards
 from trimtab.lab.parity.model import Bound, Cause, Rung, Section, Size, Verdict, measured, size_of
-from trimtab.lab.parity.readings import Guess, of_numbers
+from trimtab.lab.parity.readings import Guess, of_numbers, slowly
 from trimtab.lab.parity.reference import Reference, Truth, Versions, load
 from trimtab.lab.parity.supports import of_ends, of_penalties, of_support
 from trimtab.spec import Dtype
 
+FEW_LOGITS = 2_000_000
 FEW_TOKENS, NOISE_TOKENS, SEARCH_ROWS, SEARCH_LOGITS = 200, 250, 16, 8_000_000
 UNMEASURED = Bound(1e-4, 3e-4, 2e-3)
 NOTHING = Size(0.0, 0.0, 0.0, 0.0, 0.0, 0)
@@ -111,8 +114,9 @@ class Lab:
         return self.add(Rung(section, name, compared, Verdict.differs, cause=cause))
 
     def readings(self, truth: Truth, told_N: Tensor) -> Iterable[Guess]:
-        """Every reading: of the logits, then of other prompts than those that were meant."""
-        return chain(readings(truth, told_N), contexts(self.reference, truth))
+        """Every reading: of the logits, of other prompts and positions than were meant, of other forward passes."""
+        others = chain(contexts(self.reference, truth), forwards(self.reference, truth, told_N))
+        return chain(readings(truth, told_N), slowly(others))
 
     # -- noise --------------------------------------------------------------------------------------------------------
 
@@ -123,8 +127,8 @@ class Lab:
         own = self.attention_size = self.own_noise(torch.float32, "sdpa")
         self.fine = Bound(3e-5 + 20 * own.mean_abs, 1e-4 + 20 * own.rms, 1e-3 + 20 * own.largest)
         spec = self.bench.spec
-        self.engine_bound = self._bound_of(spec.rollout.dtype)
-        self.trainer_bound = self._bound_of(spec.policy.dtype)
+        self.engine_bound = self.bound_of(spec.rollout.dtype)
+        self.trainer_bound = self.bound_of(spec.policy.dtype)
 
     def rounding_of(self, dtype: Dtype) -> Size:
         """How far transformers in this dtype is from the reference, on some of the first sample."""
@@ -132,12 +136,13 @@ class Lab:
             self.rounding[dtype] = self.own_noise(TORCH[dtype], "eager")
         return self.rounding[dtype]
 
-    def _bound_of(self, dtype: Dtype) -> Bound:
+    def bound_of(self, dtype: Dtype) -> Bound:
         if dtype is Dtype.float32:
             return self.fine
-        return self._coarse(self.rounding_of(dtype))
+        return self.coarse(self.rounding_of(dtype))
 
-    def _coarse(self, own: Size) -> Bound:
+    def coarse(self, own: Size) -> Bound:
+        """The bound of a rounding of this size."""
         fine = self.fine
         each = 5 * own.largest + 10 * own.rms
         return Bound(2.5 * own.mean_abs + fine.mean, 2.5 * own.rms + fine.rms, each + fine.each, coarse=True)
@@ -162,7 +167,7 @@ class Lab:
         other.use(self.reference.weights())
         part = truth.pick(range(0, len(truth.samples), max(1, len(truth.samples) // 12)))
         again = other.truth(part.samples, part.temperature, part.stop_ids)
-        own = self._coarse(size_of(again.logp_N - part.logp_N, part.row_N))
+        own = self.coarse(size_of(again.logp_N - part.logp_N, part.row_N))
         return Bound(max(own.mean, bound.mean), max(own.rms, bound.rms), max(own.each, bound.each), coarse=True)
 
     def known_lossy(self) -> Cause | None:
@@ -180,7 +185,7 @@ class Lab:
     def as_before(self, size: Size) -> bool:
         """Whether a difference is the engine's unexplained own one, and no larger."""
         first = self.engine_size
-        return self.engine_off and self.reading is None and size.rms <= 1.6 * first.rms + self.fine.rms
+        return self.engine_off and self.reading is None and size.rms <= 2.5 * first.rms + self.fine.rms
 
     def blame(self, cause: Cause) -> None:
         """Put a cause that a controlled comparison has found into the rung that had none."""
@@ -212,7 +217,8 @@ class Lab:
             return self.add(Rung(section, name, compared, Verdict.untestable, note="no token was sampled")), None
         quiet = size.within(bound) and not (bound.coarse and self._systematic(size))
         if quiet:
-            found = self._within(truth, told_N, expected_N, bound) if search and bound.coarse else None
+            worth = search and bound.coarse and section is Section.semantics and guesses is None
+            found = self._within(truth, told_N, expected_N, bound) if worth else None
             if found is None:
                 verdict = Verdict.rounding if bound.coarse else Verdict.equal
                 return self.add(measured(section, name, compared, verdict, size, bound)), None
@@ -221,6 +227,9 @@ class Lab:
             note = "follows from the above"
             rung = measured(section, name, compared, Verdict.differs, size, bound, follows=True, note=note)
             return self.add(rung), None
+        if size.missing and size_of(gap_N[~gap_N.isnan()]).within(bound):
+            cause = unexplained(gap_N, truth, bound, side, other)
+            return self.add(measured(section, name, compared, Verdict.differs, size, bound, cause)), None
         part, at = self._worth_a_search(truth, gap_N, bound)
         tried = self.readings(part, told_N[at]) if guesses is None else guesses
         found = explain(part, told_N[at], expected_N[at], tried, bound)
@@ -245,9 +254,9 @@ class Lab:
         return size.error == size.error and abs(size.mean) > 6 * size.error + size.rms**2
 
     def _within(self, truth: Truth, told_N: Tensor, expected_N: Tensor, bound: Bound) -> Explanation | None:
-        rows = max(1, int((torch.tensor(truth.length_B).cumsum(0) <= FEW_TOKENS).sum()))
-        few = truth.few(rows)
-        told, meant = told_N[: len(few.token_N)], expected_N[: len(few.token_N)]
+        rows = distinct(truth, max(70, min(FEW_TOKENS, FEW_LOGITS // truth.logits_NV.shape[1])))
+        few, at = truth.pick(rows), truth.tokens_of(rows)
+        told, meant = told_N[at], expected_N[at]
         guesses = chain(of_numbers(few, told), of_support(few, told), of_ends(few, told), of_penalties(few, told))
         return hidden(few, told, meant, guesses)
 
@@ -257,7 +266,7 @@ class Lab:
         if noise is not None and self._clean_when_scoring(truth, side):
             text = f"{noise.text}; it is made when sampling: the engine's own scoring of given rows has none"
             return Cause("noise", text, noise.mend, side)
-        if noise is not None and (dtype := self.like_dtype(size, bound)) is not None:
+        if noise is not None and side != "hand-over" and (dtype := self.like_dtype(size, bound)) is not None:
             key = "policy.dtype" if side == "trainer" else "rollout.dtype"
             text = f"differences of {size.rms:.3g} nats (root mean square), what computing in {dtype.value} makes, "
             text += f"though {key} says otherwise"

@@ -88,10 +88,14 @@ def of_ends(truth: Truth, told_N: Tensor) -> Iterator[Guess]:
     stops = tuple(token for token in truth.stop_ids if token < truth.logp_NV.shape[1])
     more = told_N - truth.logp_N
     off = more.isfinite() & (more > 1e-5)
-    if not bool(off.any()):
-        return
+    mend = "min_tokens=0, no bias on tokens and none banned in the engine's sampling"
+    if bool(off.any()):
+        yield from _masked(truth, more, off, stops, mend)
+    yield from _favoured(truth, told_N, mend)
+
+
+def _masked(truth: Truth, more: Tensor, off: Tensor, stops: tuple[int, ...], mend: str) -> Iterator[Guess]:
     last = int(truth.place_N[off].max()) + 1
-    mend = "min_tokens=0 and no banned tokens in the engine's sampling"
     for these in (stops, *((token,) for token in stops)):
         if these:
             yield Guess(
@@ -107,6 +111,46 @@ def of_ends(truth: Truth, told_N: Tensor) -> Iterator[Guess]:
     yield Guess(
         "token_masked", f"token {token} is masked, and what is left renormalised", mend, without((token,)), True
     )
+
+
+def biased(tokens: tuple[int, ...], bias: float) -> Predict:
+    """Log-prob when ``bias`` is added to the logits of ``tokens``."""
+
+    def predict(t: Truth) -> Tensor:
+        share = t.logp_NV[:, list(tokens)].exp().sum(1)
+        own = torch.isin(t.token_N, torch.tensor(tokens, dtype=torch.int64))
+        more = math.expm1(bias / (t.temperature or 1.0))
+        return t.logp_N + own * bias / (t.temperature or 1.0) - torch.log1p(share * more)
+
+    return predict
+
+
+def _favoured(truth: Truth, told_N: Tensor, mend: str) -> Iterator[Guess]:
+    """A bias on the logits of the end tokens, or of the token whose probability the difference follows most closely."""
+    gap_N = (told_N - truth.logp_N).nan_to_num(0.0).clamp(-5, 5)
+    p_NV = truth.logp_NV.exp()
+    along_V = (gap_N @ p_NV - _own_gap(truth, gap_N)).square() / p_NV.square().sum(0).clamp(min=1e-12)
+    stops = tuple(token for token in truth.stop_ids if token < p_NV.shape[1])
+    for tokens in dict.fromkeys((stops, (int(along_V.argmax()),))):
+        if not tokens:
+            continue
+        bias = _fitted_bias(truth, told_N, tokens)
+        what = "the end token" if tokens == stops else f"token {tokens[0]}"
+        text = f"the logit of {what} is raised by {bias:+.3g}"
+        yield Guess("logit_bias", text, mend, biased(tokens, bias), True)
+
+
+def _fitted_bias(truth: Truth, told_N: Tensor, tokens: tuple[int, ...]) -> float:
+    def loss(bias: float) -> float:
+        return far(biased(tokens, bias)(truth), told_N)
+
+    return min((fitted(loss, 0.01, 20.0), -fitted(lambda bias: loss(-bias), 0.01, 20.0)), key=loss)
+
+
+def _own_gap(truth: Truth, gap_N: Tensor) -> Tensor:
+    """[V]: the part of ``gap_N @ p_NV`` that is of each token's own positions, where a bias adds instead."""
+    own = gap_N * truth.logp_N.exp()
+    return torch.zeros(truth.logp_NV.shape[1], dtype=torch.float64).index_add_(0, truth.token_N, own)
 
 
 def _seen(t: Truth, prompts: bool) -> Iterator[list[int]]:

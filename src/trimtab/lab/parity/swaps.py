@@ -13,6 +13,7 @@ from trimtab.lab.parity.readings import Guess, Predict
 from trimtab.lab.parity.reference import Reference, Truth, Versions, view
 
 Weights = dict[str, Tensor]
+OUT_OF_A_BLOCK = re.compile(r"(o_proj|down_proj|c_proj|out_proj|wo|fc2|dense|dense_4h_to_h)\.weight$")
 HAND_OVER = "policy.weights -> engine.load must bring every weight, each time (mismatch=none)"
 MANY = 60
 """Tensors up to which each one is tried by itself."""
@@ -37,6 +38,9 @@ def groups(names: Sequence[str]) -> dict[str, list[str]]:
     for name in names:
         if layer := layer_of(name):
             made.setdefault(f"{layer}, all of it", []).append(name)
+            block = f"{layer}.{kind_of(name).partition('.')[0]}"
+            if "norm" not in block:
+                made.setdefault(f"{block}, all of it", []).append(name)
     joint: dict[str, list[str]] = {}
     for text, part in (("attention", "attn"), ("feed-forward", "mlp"), ("norm", "norm"), ("bias", ".bias")):
         those = [name for name in names if part in name]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from trimtab.batch import Sample
 from trimtab.errors import DataError, TrimtabError
 from trimtab.lab.bench import flat
 from trimtab.lab.parity.explain import difference
 from trimtab.lab.parity.model import Cause, Rung, Section, Verdict, clustered_error, measured, size_of
-from trimtab.lab.parity.state import Lab
+from trimtab.lab.parity.reference import load
+from trimtab.lab.parity.state import TORCH, Lab
 
 SEMANTICS = Section.semantics
 
@@ -73,6 +77,8 @@ def trainer(lab: Lab) -> None:
         lab.refused(SEMANTICS, "trainer's log-probs", "the trainer, and the reference", error, "trainer")
         return
     told = scores.logp_N.detach().double()
+    off = not size_of(difference(told, truth.logp_N), truth.row_N).within(lab.trainer_bound)
+    changing = _changing(lab, told, heat) if off else None
     rung, found = lab.judge(
         SEMANTICS,
         "trainer's log-probs",
@@ -82,8 +88,11 @@ def trainer(lab: Lab) -> None:
         truth.logp_N,
         "trainer",
         lab.trainer_bound,
+        guesses=None if changing is None else (),
         other="the engine is judged by the same reference above",
     )
+    if rung.fault and changing is not None:
+        rung = lab.rungs[-1] = replace(rung, cause=changing)
     lab.trainer_off = rung.fault
     lab.trainer_scores, lab.trainer_size = told, size_of(difference(told, truth.logp_N), truth.row_N)
     lab.trainer_reading = found.guess if found is not None and not found.where else None
@@ -120,6 +129,16 @@ def trainer(lab: Lab) -> None:
     lab.reference.use(lab.versions.base)  # the engine has the folder's weights until the first hand-over
 
 
+def _changing(lab: Lab, told_N: Tensor, heat: float) -> Cause | None:
+    """Whether the same tokens get other log-probs in a second pass."""
+    again_N = lab.bench.score(lab.samples, heat, entropy=True).logp_N.detach().double()
+    size = size_of(difference(again_N, told_N))
+    if size.within(lab.fine):
+        return None
+    text = f"two passes of the trainer over the same tokens differ by {size.mean_abs:.3g} nats: dropout, or train mode"
+    return Cause("dropout", text, "score in evaluation mode, every dropout probability at 0", "trainer")
+
+
 def _same_in_any_batch(lab: Lab, few: list[Sample], heat: float) -> None:
     together = lab.bench.policy.score(flat(few), heat)
     graded = lab.bench.policy.score(flat(few), heat, grad=True).logp_N.detach()
@@ -143,7 +162,8 @@ def _same_in_any_batch(lab: Lab, few: list[Sample], heat: float) -> None:
         )
         mend = "mask padding, positions from 0; score in evaluation mode, with the same options in both passes"
         cause = Cause("batch_dependence", text, mend, "trainer")
-        lab.add(measured(SEMANTICS, name, compared, Verdict.differs, size, bound, cause))
+        follows = any(rung.cause is not None and rung.cause.name == "dropout" for rung in lab.rungs)
+        lab.add(measured(SEMANTICS, name, compared, Verdict.differs, size, bound, cause, follows))
 
 
 def gradient(lab: Lab, few: list[Sample], heat: float) -> None:
@@ -153,20 +173,11 @@ def gradient(lab: Lab, few: list[Sample], heat: float) -> None:
         policy.score(flat(few), heat, grad=True).logp_N.sum().backward()
     ours = {name: p.grad.float().clone() for name, p in policy.model.named_parameters() if p.grad is not None}
     policy.model.zero_grad(set_to_none=True)
-    model.requires_grad_(True)
-    with torch.enable_grad():
-        for sample in few:
-            ids = torch.tensor([(*sample.prompt.ids, *sample.ids)])
-            logits = model(input_ids=ids[:, :-1], use_cache=False).logits[0, len(sample.prompt.ids) - 1 :]
-            (logits.double() / heat).log_softmax(-1).gather(1, torch.tensor(sample.ids)[:, None]).sum().backward()
-    theirs = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.requires_grad_(False)
-    model.zero_grad(set_to_none=True)
-    allowed = 0.3 if lab.trainer_bound.coarse else 3e-3
-    parts = [
-        (float((ours.get(name, torch.zeros_like(g)) - g).norm()), float(g.norm()), name) for name, g in theirs.items()
-    ]
-    whole = math.sqrt(sum(a**2 for a, _, _ in parts) / max(sum(b**2 for _, b, _ in parts), 1e-300))
+    theirs, allowed = _gradients(model, few, heat), 3e-3
+    if lab.trainer_bound.coarse:  # confident responses have a small gradient, in which rounding weighs more
+        rounded = _gradients(load(lab.bench.folder, TORCH[lab.bench.spec.policy.dtype]), few, heat)
+        allowed = max(0.3, 2.5 * _apart(rounded, theirs)[0])
+    whole, parts = _apart(ours, theirs)
     cause = None
     if not whole <= allowed:
         worst = max(parts, key=lambda part: part[0])
@@ -188,12 +199,39 @@ def gradient(lab: Lab, few: list[Sample], heat: float) -> None:
     )
 
 
+Gradients = dict[str, Tensor]
+
+
+def _gradients(model: Any, few: list[Sample], heat: float) -> Gradients:
+    """Autograd of the summed log-probs, row by row."""
+    model.requires_grad_(True)
+    with torch.enable_grad():
+        for sample in few:
+            ids = torch.tensor([(*sample.prompt.ids, *sample.ids)])
+            logits = model(input_ids=ids[:, :-1], use_cache=False).logits[0, len(sample.prompt.ids) - 1 :]
+            (logits.double() / heat).log_softmax(-1).gather(1, torch.tensor(sample.ids)[:, None]).sum().backward()
+    made = {name: p.grad.float().clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.requires_grad_(False)
+    model.zero_grad(set_to_none=True)
+    return made
+
+
+def _apart(ours: Gradients, theirs: Gradients) -> tuple[float, list[tuple[float, float, str]]]:
+    """Length of the difference over that of ``theirs``; both lengths for each tensor."""
+    parts = [
+        (float((ours.get(name, torch.zeros_like(g)) - g).norm()), float(g.norm()), name) for name, g in theirs.items()
+    ]
+    return math.sqrt(sum(a**2 for a, _, _ in parts) / max(sum(b**2 for _, b, _ in parts), 1e-300)), parts
+
+
 def mean_ratio(lab: Lab) -> None:
     """E[trainer / rollout] = 1 for tokens sampled from the whole support; it needs no reference."""
     if lab.heat == 0 or lab.truth is None:
         return
     told = lab.truth.reported()
-    scores = lab.bench.score(lab.samples, lab.heat).logp_N.double()
+    scores = lab.trainer_scores
+    if scores is None:
+        return
     kept = told.isfinite() & scores.isfinite()
     ratio = (scores[kept] - told[kept]).clamp(-20, 20).exp()
     size = size_of(ratio - 1, lab.truth.row_N[kept])

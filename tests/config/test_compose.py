@@ -357,10 +357,11 @@ def test_the_combinations_of_a_sweep() -> None:
 
 @pytest.mark.parametrize("study", choices("sweep"))
 def test_every_study_can_start(study: str) -> None:
-    params = yaml.safe_load((CONF / "sweep" / f"{study}.yaml").read_text())["hydra"]["sweeper"]["params"]
+    sweeper = yaml.safe_load((CONF / "sweep" / f"{study}.yaml").read_text())["hydra"]["sweeper"]
+    params = sweeper["params"]
     if study.startswith("optuna"):  # its sweeper chooses within intervals: their ends
         params = {key: value.removeprefix("interval(").rstrip(")") for key, value in params.items()}
-    runs = combinations(params, [f"sweep={study}", "seed=0"])
+    runs = combinations(params, [f"sweep={study}", "seed=0"], sweeper.get("points"))
     assert len(runs) > 1 and composed(runs).faults == []
 
 

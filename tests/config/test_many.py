@@ -87,7 +87,7 @@ def some(source: random.Random) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))  # 120 combinations; Hydra takes 0.4 s for each
 def test_random_combinations_are_as_hydra_has_them(seed: int) -> None:
     source = random.Random(seed)
     for _ in range(60):

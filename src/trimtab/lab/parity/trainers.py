@@ -14,7 +14,7 @@ from trimtab.errors import DataError, TrimtabError
 from trimtab.lab.bench import flat
 from trimtab.lab.parity.explain import difference
 from trimtab.lab.parity.model import Cause, Rung, Section, Verdict, clustered_error, measured, size_of
-from trimtab.lab.parity.reference import load
+from trimtab.lab.parity.reference import Truth, load
 from trimtab.lab.parity.state import TORCH, Lab
 
 SEMANTICS = Section.semantics
@@ -97,19 +97,7 @@ def trainer(lab: Lab) -> None:
     lab.trainer_scores, lab.trainer_size = told, size_of(difference(told, truth.logp_N), truth.row_N)
     lab.trainer_reading = found.guess if found is not None and not found.where else None
     if scores.entropy_N is not None:
-        entropy = -torch.special.xlogy(truth.logp_NV.exp(), truth.logp_NV.exp()).sum(1)
-        lab.judge(
-            SEMANTICS,
-            "trainer's entropy",
-            "the trainer's entropy, and the reference's",
-            truth,
-            scores.entropy_N.double(),
-            entropy,
-            "trainer",
-            lab.trainer_bound,
-            guesses=(),
-            search=not rung.fault,
-        )
+        _entropy(lab, truth, scores.entropy_N.double(), search=not rung.fault)
     few = lab.samples[:: max(1, len(lab.samples) // 12)][:12]
     other_heat = 0.7 if heat == 1.0 else 1.0
     part = lab.sees(few, other_heat)
@@ -127,6 +115,22 @@ def trainer(lab: Lab) -> None:
     _same_in_any_batch(lab, few, heat)
     gradient(lab, few[:3], heat)
     lab.reference.use(lab.versions.base)  # the engine has the folder's weights until the first hand-over
+
+
+def _entropy(lab: Lab, truth: Truth, told_N: Tensor, search: bool) -> None:
+    entropy = -torch.special.xlogy(truth.logp_NV.exp(), truth.logp_NV.exp()).sum(1)
+    lab.judge(
+        SEMANTICS,
+        "trainer's entropy",
+        "the trainer's entropy, and the reference's",
+        truth,
+        told_N,
+        entropy,
+        "trainer",
+        lab.trainer_bound,
+        guesses=(),
+        search=search,
+    )
 
 
 def _changing(lab: Lab, told_N: Tensor, heat: float) -> Cause | None:

@@ -116,6 +116,11 @@ class Cell:
         """Runs that collapsed."""
         return sum(bool(collapse(run, METRIC, LAST) or _sank(run)) for run in self.runs)
 
+    @property
+    def alarmed(self) -> int:
+        """Runs in which an alarm was raised."""
+        return sum(float(np.nansum(run.columns["train/alarms"])) > 0 for run in self.runs)
+
 
 def _fall(values: np.ndarray) -> float:
     return float(np.max(np.maximum.accumulate(values) - values, initial=0.0))
@@ -186,7 +191,7 @@ def line(cell: Cell) -> dict[str, Any]:
         "gap": cell.gap, "method": cell.method, "seeds": len(cell.scores), "score": at.mean, "low": at.low,
         "high": at.high, "difference": apart.interval.mean if apart.pairs else None, "p": apart.p,
         "p_corrected": apart.p_corrected, "verdict": apart.verdict.value, "fall": cell.fell,
-        "collapsed": cell.collapsed, "mismatch_k3": cell.mean("train/mis_k3_kl"),
+        "collapsed": cell.collapsed, "alarmed": cell.alarmed, "mismatch_k3": cell.mean("train/mis_k3_kl"),
         "kept_tokens": cell.mean("train/mis_kept_token_fraction"), "ess": cell.mean("train/mis_ess"),
         "entropy": cell.mean("train/entropy"),
     }  # fmt: skip

@@ -14,6 +14,8 @@ from trimtab.lab.bootstrap import Resamples
 from trimtab.lab.curves import by_entropy, by_position, growth, worst
 from trimtab.lab.gap import Pairs, measure
 from trimtab.lab.page import page
+from trimtab.lab.parity.model import Cause, Rung, Section, Verdict
+from trimtab.lab.parity.page import page as ladder
 from trimtab.lab.probe import Probed
 from trimtab.spec import RunSpec
 
@@ -64,3 +66,23 @@ def test_no_complaint_and_nothing_over_the_edge(text: str, tmp_path: Path) -> No
             assert ground == ("rgb(19, 20, 23)" if dark else "rgb(251, 250, 247)")
             assert tab.complaints == []
         assert tab.pdf(tmp_path / "page.pdf").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("text", ["a cause in words", HOSTILE], ids=["plain", "hostile"])
+def test_the_ladder_is_read_on_a_phone(text: str, tmp_path: Path) -> None:
+    cause = Cause("raw_logprobs", text, text, "engine")
+    rungs = [
+        Rung(part, text, text, verdict, value=0.125, error=0.01, bound=1e-4, count=10, cause=cause, note=text)
+        for part in Section
+        for verdict in Verdict
+    ]
+    path = tmp_path / "page.html"
+    path.write_text(ladder(rungs, [text], [text], {"engine": text}), encoding="utf-8")
+    with Browser() as browser:
+        for width, dark in ((390, False), (390, True), (1280, False)):
+            tab = browser.open(path, width, dark=dark)
+            assert tab.value("document.documentElement.scrollWidth") <= width
+            tables = "[...document.querySelectorAll('.ladder table')]"
+            assert tab.value(f"{tables}.filter(t => t.scrollWidth > t.parentElement.clientWidth).length") == 0
+            assert tab.value("document.images.length") == 0 and tab.value("document.title") != "broken"
+            assert tab.value("document.querySelectorAll('.changes li').length") == 1  # one cause, named once

@@ -17,7 +17,8 @@ CSS = """
 .ladder .verdict{font-weight:600}.ladder thead th{text-align:left!important}
 .ladder .v-differs{color:var(--bad)}.ladder .v-follows,.ladder .v-off,.ladder .v-untestable{color:var(--soft)}
 .ladder .v-equal{color:var(--good,var(--ink))}
-.ladder table{width:100%}.ladder td,.ladder tbody th{vertical-align:top;text-align:left;white-space:normal}
+.ladder table{width:100%;table-layout:fixed;min-width:0}
+.ladder td,.ladder tbody th{vertical-align:top;text-align:left;white-space:normal;overflow-wrap:anywhere}
 .ladder td p,.changes p{margin:.15rem 0}.ladder .why{color:var(--soft);font-size:.9em}
 .changes li{margin:.6rem 0}.changes code{white-space:pre-wrap}
 """
